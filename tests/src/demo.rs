@@ -332,10 +332,11 @@ fn largest_error(wanted: &[bf16], given: &[bf16]) -> f32 {
 
 /// NaN if either is: `f32::max` would pass over it.
 fn larger(most: f32, error: f32) -> f32 {
-    match error.is_nan() || error > most {
-        true => error,
+    if error.is_nan() || error > most {
+        error
+    } else {
         // Once NaN, it stays: nothing is greater.
-        false => most,
+        most
     }
 }
 

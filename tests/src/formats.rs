@@ -157,9 +157,10 @@ impl Layout {
 
     /// Rows that have a scale of their own.
     pub fn scaled_rows(&self) -> usize {
-        match self.format.sizes().has_row_scale {
-            true => self.capacity.rows,
-            false => 0,
+        if self.format.sizes().has_row_scale {
+            self.capacity.rows
+        } else {
+            0
         }
     }
 

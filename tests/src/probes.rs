@@ -149,7 +149,7 @@ impl Probes {
     ) -> Result<()> {
         let kernel = self.probes[probe as usize].as_ref();
         let kernel = kernel.with_context(|| format!("this device has no {}", probe.entry()))?;
-        // SAFETY: the kernel takes one `ProbeArgs`; what it holds is the caller's promise.
+        // SAFETY: the kernel takes one `ProbeArgs`; its addresses are as documented on this function.
         Ok(unsafe { kernel.launch(stream, grid, &[bytemuck::bytes_of(args)]) }?)
     }
 
@@ -159,7 +159,7 @@ impl Probes {
     /// The addresses in `args` are live allocations of `count` pairs and words, and `self` is kept, until
     /// `stream` has passed the kernel.
     pub unsafe fn convert(&self, stream: Stream, args: &ConvertArgs) -> Result<(), Error> {
-        // SAFETY: the kernel takes one `ConvertArgs`; what it holds is the caller's promise.
+        // SAFETY: the kernel takes one `ConvertArgs`; its addresses are as documented on this function.
         unsafe { (self.convert).launch(stream, CONVERT.1, &[bytemuck::bytes_of(args)]) }
     }
 
@@ -170,7 +170,7 @@ impl Probes {
     /// Both addresses of each piece in `args` are live allocations of its words, which nothing else writes,
     /// and `self` is kept, until `stream` has passed the kernel.
     pub unsafe fn write(&self, stream: Stream, args: &WriteArgs) -> Result<(), Error> {
-        // SAFETY: the kernel takes one `WriteArgs`; what it holds is the caller's promise.
+        // SAFETY: the kernel takes one `WriteArgs`; its addresses are as documented on this function.
         unsafe { (self.write).launch(stream, WRITE.1, &[bytemuck::bytes_of(args)]) }
     }
 

@@ -23,9 +23,10 @@ pub struct Gpus {
 impl Gpus {
     /// The GPU of a rank of this machine: one of its own, or in turns.
     pub fn of_rank(self, rank: usize) -> usize {
-        match self.shared {
-            true => rank % self.found.max(1),
-            false => rank,
+        if self.shared {
+            rank % self.found.max(1)
+        } else {
+            rank
         }
     }
 }
@@ -57,7 +58,7 @@ fn wanted_queues(set: Option<&OsStr>) -> Option<&'static str> {
 /// effect.)
 pub unsafe fn ask_for_queues() {
     if let Some(wanted) = wanted_queues(env::var_os(QUEUES).as_deref()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: no other thread of this process runs: documented on this function.
         unsafe { env::set_var(QUEUES, wanted) };
     }
 }

@@ -228,9 +228,12 @@ impl SiluCase {
 
     /// The f32 results of a row, each near what f64 says.
     fn activate(&self, row: &[bf16]) -> Result<Vec<f32>> {
-        let pair = |column: usize| match self.interleaved {
-            true => (row[2 * column], row[2 * column + 1]),
-            false => (row[column], row[self.columns + column]),
+        let pair = |column: usize| {
+            if self.interleaved {
+                (row[2 * column], row[2 * column + 1])
+            } else {
+                (row[column], row[self.columns + column])
+            }
         };
         (0..self.columns)
             .map(|column| {

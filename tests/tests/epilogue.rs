@@ -15,9 +15,10 @@ fn summed(seed: u64) -> Case {
         _ => any_case(seed),
     };
     let formats = TokenFormat::ALL;
-    let format = match case.hidden.is_multiple_of(128) {
-        true => formats[seed as usize % formats.len()],
-        false => case.format,
+    let format = if case.hidden.is_multiple_of(128) {
+        formats[seed as usize % formats.len()]
+    } else {
+        case.format
     };
     Case {
         how: [Return::Reduced, Return::Exact][seed as usize / 3 % 2],

@@ -5,9 +5,8 @@ use ferry::layout::{Kernel, Region};
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
-use ferry_tests::formats;
 use ferry_tests::rig::*;
-use ferry_tests::verify::download;
+use ferry_tests::verify::Received;
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {
@@ -203,36 +202,16 @@ fn a_rank_that_never_launches_is_named_by_all() {
     assert!(is_told > 20, "{is_told}");
 }
 
-/// Every word of every output, also of those that gave up.
-fn memory(run: &Run) -> Vec<Vec<u32>> {
-    let mut words = Vec::new();
-    for round in &run.tensors {
-        for (rank, tensors) in run.ranks.iter().zip(round) {
-            let output = &tensors.output;
-            let (combined, elements) = match tensors.combined {
-                CombineOutput::Summed(tensor) => (tensor.at, tensor.elements()),
-                CombineOutput::Apart(tensor) => (tensor.at, tensor.elements()),
-            };
-            let [rows, hidden] = output.tokens.dims;
-            let tokens = rows * formats::row_bytes(run.case.format, hidden) / 4;
-            let scales = match output.scales {
-                None => (output.tokens.at, 0),
-                Some(ScaleTensor::Transposed(scales)) => (scales.at, scales.elements()),
-                Some(ScaleTensor::RowMajor(scales)) => (scales.at, scales.elements() / 4),
-                Some(ScaleTensor::Tiled { scales, .. }) => (scales.at, scales.elements() / 4),
-            };
-            for (at, count) in [
-                (output.tokens.at, tokens),
-                scales,
-                (output.row_offsets.at, output.row_offsets.elements()),
-                (output.src_info.at, output.src_info.elements()),
-                (combined, elements / 2),
-            ] {
-                words.push(download::<u32>(&**rank.device(), at, count).unwrap());
-            }
-        }
-    }
-    words
+/// Every byte of every output, also of those that gave up.
+fn memory(run: &Run) -> Vec<(Received, Vec<u8>)> {
+    let rounds = run.tensors.iter();
+    let tensors = rounds.flat_map(|round| run.ranks.iter().zip(round));
+    let held = tensors.map(|(rank, tensors)| {
+        let device = &**rank.device();
+        let received = Received::download(device, &tensors.output, run.case.format);
+        (received.unwrap(), tensors.result(device).unwrap())
+    });
+    held.collect()
 }
 
 #[test]

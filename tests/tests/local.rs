@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use ferry::*;
+use ferry_reference::{Problem, RankInput, bf16};
 use ferry_tests::gpu::local::cases;
-use ferry_tests::rig::{Case, Options, Return, Run, local_case};
+use ferry_tests::rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case};
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
@@ -82,35 +83,35 @@ fn what_gpus_are_asked() {
     }
 }
 
-/// A communicator of one round on each rank, with `ids` in place of the case's.
+/// Faults of a round on each rank, with `ids` in place of the case's.
 fn faults_of(case: &Case, ids: &[i32], rows: usize) -> Vec<Fault> {
+    let tokens = ids.len() / case.top_k;
+    let input = RankInput {
+        tokens,
+        x: vec![bf16::ZERO; tokens * case.hidden],
+        topk_ids: ids.to_vec(),
+        topk_weights: vec![1.0; ids.len()],
+    };
+    let problem = Problem {
+        ranks: case.ranks,
+        experts: case.experts,
+        top_k: case.top_k,
+        hidden: case.hidden,
+        inputs: vec![input; case.ranks],
+    };
+    let mut settings = Settings::of(case.config(), &[]);
+    settings.capacity.rows = rows;
     let group = Group::simulated(case.ranks as u32, case.seed).unwrap();
-    let plan = Plan::new(&group, case.config()).unwrap();
-    let mut faults = Vec::new();
-    for mut rank in Communicator::new(&group, &plan).unwrap() {
-        let device = rank.device().clone();
-        let tokens = ids.len() / case.top_k;
-        let x = device.upload_tensor([tokens, case.hidden], &vec![0u16; tokens * case.hidden]);
-        let ids = device.upload_tensor([tokens, case.top_k], ids).unwrap();
-        let input = DispatchInput::new(x.unwrap(), ids);
-        let capacity = Capacity {
-            rows,
-            scale_blocks: 0,
-        };
-        let rows = DispatchBuffers::with_capacity(&device, &plan, capacity).unwrap();
-        let sums = CombineBuffers::new(&device, &plan).unwrap();
-        let experts = CombineInput::new(rows.output().tokens);
-        let sums = sums.output(tokens).unwrap();
-        rank.dispatch(Stream::DEFAULT, &input, rows.output())
-            .unwrap();
-        rank.combine(Stream::DEFAULT, &experts, &sums).unwrap();
-        match rank.synchronize(Stream::DEFAULT) {
-            Err(Error::Fault(fault) | Error::Poisoned(fault)) => faults.push(fault),
-            Ok(told) => faults.extend(told.map(|InputFault(fault)| fault)),
-            Err(error) => panic!("{error}"),
-        }
-        rank.close().unwrap();
-    }
+    let mut session = Session::new(&group, &settings).unwrap();
+    session.upload(0, &problem).unwrap();
+    session.launch_all(Turn::RETURNED).unwrap();
+    let outcomes = session.outcomes().into_iter();
+    let faults = outcomes.filter_map(|(_, told)| match told {
+        Err(Error::Fault(fault) | Error::Poisoned(fault)) => Some(fault),
+        told => told.unwrap().map(|InputFault(fault)| fault),
+    });
+    let faults = faults.collect();
+    session.close().unwrap();
     faults
 }
 

@@ -318,9 +318,12 @@ fn pieces_in_turn_make_rounds() {
         let mut rig = Rig::new(case);
         for round in 0..8 {
             let is_called = round == 0 || dice.below(4) == 0;
-            rig.round(round, |rig, half| match is_called {
-                true => rig.enqueue(&rig.ranks(), half),
-                false => rig.repeat(&rig.ranks(), half),
+            rig.round(round, |rig, half| {
+                if is_called {
+                    rig.enqueue(&rig.ranks(), half)
+                } else {
+                    rig.repeat(&rig.ranks(), half)
+                }
             });
         }
         rig.session.close().unwrap();

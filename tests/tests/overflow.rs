@@ -27,13 +27,13 @@ fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) -> [usize; 2] {
             .iter()
             .enumerate()
             .flat_map(|(round, ranks)| (0..ranks.len()).map(move |rank| (round, rank)))
-            .filter(|&(round, rank)| run.lacks(round, rank).is_some())
+            .filter(|&(round, rank)| run.expected[round].lacks(rank).is_some())
             .collect();
         let mut found = BTreeSet::new();
         for fault in &run.input_faults {
             assert_eq!(fault.kind, FaultKind::OutputTooSmall, "{fault}\n{case:?}");
             let (round, rank) = (fault.epoch as usize - 1, fault.rank.0 as usize);
-            let lacks = run.lacks(round, rank);
+            let lacks = run.expected[round].lacks(rank);
             let numbers = (fault.region, fault.saw as usize, fault.wanted as usize);
             assert_eq!(Some(numbers), lacks, "{fault}\n{case:?}");
             assert_eq!(fault.peer, fault.rank, "{fault}\n{case:?}");
@@ -41,11 +41,12 @@ fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) -> [usize; 2] {
             found.insert((round, rank));
         }
         // A rank that nobody asks in between tells of its first round alone.
-        let expected: BTreeSet<_> = match case.synchronize {
-            true => lacking,
-            false => (0..case.ranks)
+        let expected: BTreeSet<_> = if case.synchronize {
+            lacking
+        } else {
+            (0..case.ranks)
                 .filter_map(|rank| lacking.iter().copied().find(|&(_, other)| other == rank))
-                .collect(),
+                .collect()
         };
         assert_eq!(found, expected, "{case:?}");
         run.close();

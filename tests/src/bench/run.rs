@@ -103,9 +103,10 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
         max_sms: args.max_sms,
     };
     let mut sink = processes.agree(Sink::new(args, processes.is_first()))?;
-    let copy_bytes = match args.wants(Part::Limits) {
-        true => sizes.memory(ranks),
-        false => 0,
+    let copy_bytes = if args.wants(Part::Limits) {
+        sizes.memory(ranks)
+    } else {
+        0
     };
     let rig = Rig::new(rigged, copy_bytes)?;
     sink.say(rig.title());

@@ -50,9 +50,10 @@ impl<'a> Answers<'a> {
 
     /// Extent of the comparison.
     pub const fn extent(&self) -> &'static str {
-        match self.oracle.compares_all() {
-            true => "all",
-            false => "sample",
+        if self.oracle.compares_all() {
+            "all"
+        } else {
+            "sample"
         }
     }
 

@@ -81,7 +81,7 @@ impl GuardedGroup {
     /// # Safety
     /// Neither group is closed while the other has communicators, or they have graphs.
     pub unsafe fn new(inner: &Group, guard_bytes: u64) -> Result<Self, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: neither group is closed while the other has communicators: documented on `new`.
         let fabric = unsafe { inner.fabric() };
         let zones = Arc::new(Zones {
             inner: fabric.clone(),
@@ -209,12 +209,12 @@ unsafe impl Fabric for GuardedFabric {
 
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         let whole: Vec<_> = windows.iter().map(|&at| self.0.forget(at)).collect();
-        // SAFETY: the caller's promise, of windows that lie in these.
+        // SAFETY: nobody uses the windows any more: documented on `Fabric::free_windows`; these contain them.
         unsafe { self.0.inner.free_windows(&whole) }
     }
 
     unsafe fn close(&self) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing of the group is used any more: documented on `Fabric::close`.
         unsafe { self.0.inner.close() }
     }
 }
@@ -244,7 +244,7 @@ unsafe impl Device for GuardedDevice {
     }
 
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
-        // SAFETY: the caller's promise, of memory that lies in this.
+        // SAFETY: nobody uses the memory any more: documented on `Device::free`; this contains it.
         unsafe { self.inner.free(self.zones.forget(at)) }
     }
 
@@ -282,7 +282,7 @@ unsafe impl Device for GuardedDevice {
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
         self.note(launch);
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments name memory that stays: documented on `Device::launch`.
         unsafe { self.inner.launch(launch) }
     }
 
@@ -292,7 +292,7 @@ unsafe impl Device for GuardedDevice {
         held: &Arc<dyn Any + Send + Sync>,
     ) -> Result<InGraph, Error> {
         self.note(launch);
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments name memory that stays: documented on `Device::launch_held`.
         unsafe { self.inner.launch_held(launch, held) }
     }
 

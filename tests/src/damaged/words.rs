@@ -27,9 +27,10 @@ impl Damage<'_> {
     /// Damages it: some of the ways, or all of them with `fresh` words that say what the whole
     /// round waits for.
     pub fn run(&mut self, fresh: bool) {
-        let ways = match fresh {
-            true => 0b1111,
-            false => 1 + self.dice.below(0b1111),
+        let ways = if fresh {
+            0b1111
+        } else {
+            1 + self.dice.below(0b1111)
         };
         if ways & 1 != 0 {
             self.signals(fresh);
@@ -58,9 +59,10 @@ impl Damage<'_> {
     /// Signals of this round, with values that are mostly possible. Without `fresh` some of them.
     fn signals(&mut self, fresh: bool) {
         let window = Window::of(self.shape);
-        let one_in = match fresh {
-            true => 1,
-            false => self.dice.pick(&[1, 4, 32]),
+        let one_in = if fresh {
+            1
+        } else {
+            self.dice.pick(&[1, 4, 32])
         };
         // Counts that fit: a round with others ends early.
         let mut left = self.rows as usize;

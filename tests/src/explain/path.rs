@@ -65,9 +65,10 @@ fn senders(case: &Case, phase: Phase) -> u32 {
 
 /// How so many items come to so many warps.
 fn queued(items: u32, warps: u32) -> &'static str {
-    match items <= warps {
-        true => "no sender has more than one",
-        false => "senders begin with one each and take the others from the work queue",
+    if items <= warps {
+        "no sender has more than one"
+    } else {
+        "senders begin with one each and take the others from the work queue"
     }
 }
 

@@ -233,9 +233,10 @@ pub fn of_combine_split(case: &Case) -> Vec<Question> {
         8 * tactics.reducers_in_block > 2 * grid.in_block,
         [fact!(grid.warps(), "warps"; more than more, "MORE_REDUCERS_FROM_WARPS")],
     );
-    match is_specialised {
-        true => vec![specialised, reducers],
-        false => vec![specialised],
+    if is_specialised {
+        vec![specialised, reducers]
+    } else {
+        vec![specialised]
     }
 }
 

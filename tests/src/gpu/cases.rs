@@ -252,12 +252,13 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<()> {
     let group = other.unwrap_or_else(|| suite.group().clone());
-    let nodes: Vec<usize> = match group.reaches_other_nodes() {
-        true => [ranks, 4, 2, 1]
+    let nodes: Vec<usize> = if group.reaches_other_nodes() {
+        [ranks, 4, 2, 1]
             .into_iter()
             .filter(|&size| ranks.is_multiple_of(size))
-            .collect(),
-        false => vec![ranks],
+            .collect()
+    } else {
+        vec![ranks]
     };
     for (index, &p2p_world_size) in nodes
         .iter()

@@ -191,15 +191,17 @@ fn group_of(suite: &Suite<'_>, ranks: usize) -> Result<Option<Group>> {
 
 fn everywhere(suite: &mut Suite<'_>, group: &Group) -> Result<Outcome> {
     let ranks = group.ranks() as usize;
-    let nodes: &[usize] = match group.reaches_other_nodes() && ranks > 1 {
-        true => &[ranks, 1],
-        false => &[ranks],
+    let nodes: &[usize] = if group.reaches_other_nodes() && ranks > 1 {
+        &[ranks, 1]
+    } else {
+        &[ranks]
     };
     let seed = suite.args.seed;
     for (tokens, hidden, format, weights, split) in WAYS {
-        let (tokens, hidden) = match suite.args.quick {
-            true => (tokens.div_ceil(32), 256),
-            false => (tokens, hidden),
+        let (tokens, hidden) = if suite.args.quick {
+            (tokens.div_ceil(32), 256)
+        } else {
+            (tokens, hidden)
         };
         let spec = WorkloadSpec {
             ranks: 1,

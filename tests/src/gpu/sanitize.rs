@@ -108,9 +108,10 @@ pub struct SanitizeArgs {
 pub fn run(args: &SanitizeArgs) -> Result<()> {
     let sanitizer = find()?;
     let itself = std::env::current_exe().context("finding this program")?;
-    let tools = match args.tool.is_empty() {
-        true => &Tool::ALL[..],
-        false => &args.tool,
+    let tools = if args.tool.is_empty() {
+        &Tool::ALL[..]
+    } else {
+        &args.tool
     };
     let mut failed = 0;
     for &tool in tools {

@@ -61,7 +61,7 @@ fn questions(suite: &mut Suite<'_>) -> Result<Outcome> {
         // SAFETY: the stream lives, and both numbers; the driver takes null for what is not wanted.
         unsafe { info(stream, &mut status, &mut number, graph, nodes, count) }
     })?;
-    // SAFETY: as above.
+    // SAFETY: the stream lives, and the number.
     let is_capturing = best_ns(|| unsafe { is_capturing(stream, &mut status) })?;
     drop(driver);
     Ok(Outcome::Measured(format!(

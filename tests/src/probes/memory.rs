@@ -59,7 +59,7 @@ impl ProbeMemory {
     /// No probe of any rank is at work, and the addresses are not used any more.
     pub unsafe fn free(self) -> Result<()> {
         self.fabric.barrier()?;
-        // SAFETY: the fabric gave them; that nobody uses them is the caller's promise.
+        // SAFETY: the fabric gave them, and nobody uses them: documented on this function.
         Ok(unsafe { self.fabric.free_windows(&self.own) }?)
     }
 }

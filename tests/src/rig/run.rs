@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::layout::{Kernel, Region};
+use ferry::layout::Kernel;
 use ferry::simulator::SimulatorError;
 use ferry::*;
 use ferry_reference::{Problem, RankInput};
@@ -181,11 +181,6 @@ impl Run {
         }
     }
 
-    /// Returns what a rank's outputs lack in a round, if anything: see [`Expected::lacks`].
-    pub fn lacks(&self, round: usize, rank: usize) -> Option<(Region, usize, usize)> {
-        self.expected[round].lacks(rank)
-    }
-
     /// Compares all that is certain to be there with the oracle.
     pub fn compare(&self) {
         for r in 0..self.ranks.len() {
@@ -327,5 +322,20 @@ mod tests {
         run.tensors[0].remove(0);
         run.outcomes.remove(0);
         run.expect_success();
+    }
+
+    #[test]
+    fn a_wrong_byte_of_a_result_and_one_after_it_are_found() {
+        for (is_after, wanted) in [(false, "instead of"), (true, "behind the tokens")] {
+            let run = Run::of(&Case::small(5));
+            let bytes = run.expected[0].wanted[0].len() as u64;
+            let at = run.tensors[0][0].combined.rows().at;
+            let at = at.plus(if is_after { bytes } else { 0 });
+            let (device, mut byte) = (run.ranks[0].device().clone(), [0]);
+            device.download(at, &mut byte).unwrap();
+            device.upload(at, &[byte[0] ^ 1]).unwrap();
+            let told = caught(|| run.expect_success()).unwrap_err();
+            assert!(told.contains(wanted), "{told}");
+        }
     }
 }

@@ -147,11 +147,13 @@ impl Session {
     /// Enqueues each of these half calls of a [first](Turn::FIRST) round on all local ranks.
     pub fn launch_halves(&mut self, halves: Range<usize>) -> Result<(), Error> {
         for half in halves {
-            if self.all_at_once {
+            if half % 2 == 1 && !self.settings.split {
+                // Done already.
+            } else if self.all_at_once {
                 self.launch_at_once(half, |_, own| own)?;
-                continue;
+            } else {
+                (0..self.ranks.len()).try_for_each(|index| self.launch_half(index, half))?;
             }
-            (0..self.ranks.len()).try_for_each(|index| self.launch_half(index, half))?;
         }
         Ok(())
     }

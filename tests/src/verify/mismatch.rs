@@ -66,14 +66,15 @@ impl Subject {
     /// Compares numbers of elements.
     pub(super) fn length(self, wanted: usize, given: usize) -> Result<(), Mismatch> {
         let Self { rank, tensor } = self;
-        match wanted == given {
-            true => Ok(()),
-            false => Err(Mismatch::Length {
+        if wanted == given {
+            Ok(())
+        } else {
+            Err(Mismatch::Length {
                 rank,
                 tensor,
                 wanted,
                 given,
-            }),
+            })
         }
     }
 

@@ -130,13 +130,14 @@ impl Oracle {
             let rank = output.rank;
             self.verify_dispatch(rank, &output.received)?;
             self.verify_combined(rank, &combined[rank], &output.combined)?;
-            match output.beyond.iter().all(|&byte| byte == POISON) {
-                true => Ok(()),
-                false => Err(Mismatch::Stray {
+            if output.beyond.iter().all(|&byte| byte == POISON) {
+                Ok(())
+            } else {
+                Err(Mismatch::Stray {
                     rank,
                     tensor: "combined",
                     row: output.combined.len() / self.sample.hidden,
-                }),
+                })
             }
         };
         std::thread::scope(|scope| {

@@ -6,7 +6,8 @@ use ferry_reference::bf16;
 
 use crate::formats::{Images, Layout, Place};
 
-/// What stands in the outputs of a rank's dispatch: every tensor, all of it.
+/// Contents of the outputs of a rank's dispatch: every tensor, all of it.
+#[derive(PartialEq, Eq)]
 pub struct Received {
     /// Of the tensors.
     pub layout: Layout,

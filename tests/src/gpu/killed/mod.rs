@@ -150,12 +150,13 @@ fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Resu
     }
     ensure!(problems.is_empty(), "{}", problems.join("; "));
     let moment = moment.as_millis();
-    let ends = match exits.problems.is_empty() {
-        true => format!(
+    let ends = if exits.problems.is_empty() {
+        format!(
             "ended {} ms after the last report",
             exits.slowest.as_millis()
-        ),
-        false => exits.problems.join("; "),
+        )
+    } else {
+        exits.problems.join("; ")
     };
     Ok(format!(
         "rank {victim} killed after {moment} ms: {}; {ends}",

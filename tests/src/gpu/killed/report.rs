@@ -24,9 +24,10 @@ impl Call {
     }
 
     fn outcome(&self) -> &str {
-        match self.error.is_empty() {
-            true => "ok",
-            false => &self.error,
+        if self.error.is_empty() {
+            "ok"
+        } else {
+            &self.error
         }
     }
 }

@@ -67,7 +67,8 @@ impl Memory {
 
     /// Copies from pageable memory in a stream, and waits for that.
     pub(super) fn write_in(&self, stream: Stream, bytes: &[u8]) -> Result<()> {
-        // SAFETY: as above; the bytes are borrowed until the stream has passed the copy.
+        // SAFETY: every caller gives as many bytes as it allocated; they are borrowed until the stream has
+        // passed the copy.
         unsafe {
             result::memcpy_htod_async(self.0, bytes, raw(stream))?;
             result::stream::synchronize(raw(stream))?;

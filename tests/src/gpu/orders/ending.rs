@@ -21,9 +21,10 @@ pub(super) enum Ending {
 impl Ending {
     /// Of a round with the right results; `usual` is another's time.
     pub(super) fn of(took: Duration, usual: Duration) -> Self {
-        match took > SLOW + MANY_TIMES * usual {
-            true => Self::Slow(took),
-            false => Self::Right(took),
+        if took > SLOW + MANY_TIMES * usual {
+            Self::Slow(took)
+        } else {
+            Self::Right(took)
         }
     }
 

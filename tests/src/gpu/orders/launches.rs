@@ -159,9 +159,12 @@ fn streams_at_work(scene: &mut Scene, ptx: &ProbePtx) -> Result<Told> {
     }
     let text = by_number(&endings);
     let most = sharing::queues().saturating_sub(scene.ranks());
-    let case = |number| match number <= most {
-        true => STREAMS_WITH_QUEUES,
-        false => STREAMS_BEYOND_QUEUES,
+    let case = |number| {
+        if number <= most {
+            STREAMS_WITH_QUEUES
+        } else {
+            STREAMS_BEYOND_QUEUES
+        }
     };
     let endings = endings.into_iter();
     let endings = endings.map(|(number, ending)| (Some(case(number)), ending));
