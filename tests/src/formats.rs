@@ -1,4 +1,4 @@
-//! What rows of every token format look like in dispatch's outputs, by the oracle.
+//! Rows of every token format as they are in dispatch's outputs, by the oracle.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub fn encode_f32(format: TokenFormat, row: &[f32], input_scale: f32) -> Encoded
     }
 }
 
-/// In a format that has scales of groups and no others.
+/// Encodes in a format that has scales of groups and no others.
 fn encode_groups<T: Into<f64> + Copy>(format: TokenFormat, row: &[T], input_scale: f32) -> Encoded {
     let (payload, scales) = match format {
         TokenFormat::BlockwiseFp8 => {
@@ -123,14 +123,14 @@ pub struct Place {
     pub row: usize,
 }
 
-/// How rows lie in the outputs of a dispatch, or of a fused SiLU.
+/// Layout of rows in the outputs of a dispatch, or of a fused SiLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What the rows hold.
+    /// Format of the rows.
     pub format: TokenFormat,
     /// Elements of a row.
     pub hidden: usize,
-    /// How many rows, and blocks of scales.
+    /// Number of rows, and of blocks of scales.
     pub capacity: Capacity,
 }
 
@@ -219,7 +219,7 @@ pub fn first_blocks(row_offsets: &[u32]) -> Vec<usize> {
     blocks
 }
 
-/// What `scales_offsets` must hold.
+/// Contents that `scales_offsets` must have.
 pub fn scales_offsets(row_offsets: &[u32]) -> Vec<u32> {
     let starts = row_offsets.iter().map(|&row| row as usize / 128);
     first_blocks(row_offsets)

@@ -15,7 +15,7 @@ mod memory;
 
 pub use memory::ProbeMemory;
 
-/// What `build.rs` made of the probes, the most special first.
+/// PTX that `build.rs` made of the probes, the most special first.
 const EMBEDDED: [&str; 3] = [
     include_str!(env!("FERRY_PTX_SM_100A")),
     include_str!(env!("FERRY_PTX_SM_90A")),
@@ -200,7 +200,7 @@ impl Gate {
         device.fault_page().map(Self)
     }
 
-    /// Where kernels find it.
+    /// Address at which kernels find it.
     pub fn address(&self) -> u64 {
         self.0.address() + offset_of!(FaultPage, acknowledged) as u64
     }

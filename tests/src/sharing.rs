@@ -14,7 +14,7 @@ const MOST_QUEUES: &str = "32";
 /// The GPUs of a machine, and how its ranks have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpus {
-    /// How many there are.
+    /// Number of GPUs.
     pub found: usize,
     /// Whether ranks share them.
     pub shared: bool,
@@ -46,7 +46,7 @@ pub fn multiprocessors(group: &Group, rank: Rank, reported: u32, max_sms: Option
     limit.map_or(reported, |most| most.clamp(1, reported))
 }
 
-/// What [`QUEUES`] is to be set to where ranks share GPUs; `None` where it is set already, and stays.
+/// Value that [`QUEUES`] is to be set to if ranks share GPUs; `None` if it is set already, and stays.
 fn wanted_queues(set: Option<&OsStr>) -> Option<&'static str> {
     set.is_none().then_some(MOST_QUEUES)
 }
@@ -70,7 +70,7 @@ pub fn queues() -> usize {
     set.and_then(|set| set.parse().ok()).unwrap_or(8)
 }
 
-/// For people: how many ranks have a GPU, and how many hardware queues a process asks for. `None` where
+/// Title for people: how many ranks have a GPU, and how many hardware queues a process asks for. `None` if
 /// every rank has a GPU of its own.
 pub fn title(ranks_per_gpu: usize) -> Option<String> {
     let queues = env::var(QUEUES).unwrap_or_else(|_| "not set".into());

@@ -4,8 +4,7 @@
 use anyhow::{Result, ensure};
 use ferry::simulator::Portable;
 use ferry::{
-    Activation, Capacity, DataType, Device, DevicePtr, FusedSilu, ScaleLayout, Stream, Tensor,
-    TokenFormat,
+    Activation, Capacity, DataType, Device, FusedSilu, ScaleLayout, Stream, Tensor, TokenFormat,
 };
 use ferry_reference::{bf16, fp8};
 
@@ -142,40 +141,20 @@ impl SiluCase {
             offsets,
             input_scales,
         } = *inputs;
-        let mut owned = Vec::new();
-        let mut put = |bytes: &[u8]| -> Result<DevicePtr> {
-            let at = device.alloc(bytes.len().max(16) as u64)?;
-            device.upload(at, bytes)?;
-            owned.push(at);
-            Ok(at)
-        };
         let (format, columns, experts) = (self.format, self.columns, self.rows.len());
         let (rows, mut images) = (layout.capacity.rows, Images::poisoned(layout, POISON));
+        let put = |bytes: &[u8]| device.upload_tensor([bytes.len()], bytes);
+        let (tokens, scales) = (put(&images.tokens)?.at, put(&images.scales)?.at);
         let starts = formats::scales_offsets(offsets);
-        let (tokens, scales) = (put(&images.tokens)?, put(&images.scales)?);
-        let starts = put(bytemuck::cast_slice(&starts))?;
+        let starts = device.upload_tensor([starts.len()], &starts)?.at;
+        let input_scales = device.upload_tensor([experts], input_scales)?;
         let silu = FusedSilu {
-            input: Tensor::contiguous(
-                put(bytemuck::cast_slice(input))?,
-                DataType::Bf16,
-                [rows, 2 * columns],
-            ),
+            input: device.upload_tensor([rows, 2 * columns], input)?,
             interleaved: self.interleaved,
-            row_offsets: Tensor::contiguous(
-                put(bytemuck::cast_slice(offsets))?,
-                DataType::U32,
-                [experts + 1],
-            ),
+            row_offsets: device.upload_tensor([experts + 1], offsets)?,
             activation: self.activation,
             format,
-            input_scales: match format {
-                TokenFormat::Nvfp4(_) => Some(Tensor::contiguous(
-                    put(bytemuck::cast_slice(input_scales))?,
-                    DataType::F32,
-                    [experts],
-                )),
-                _ => None,
-            },
+            input_scales: matches!(format, TokenFormat::Nvfp4(_)).then_some(input_scales),
             output: Tensor::contiguous(tokens, DataType::of_tokens(format), [rows, columns]),
             scales: layout.scale_tensor(scales, starts, experts),
         };
@@ -183,9 +162,11 @@ impl SiluCase {
         device.synchronize(stream)?;
         device.download(tokens, &mut images.tokens)?;
         device.download(scales, &mut images.scales)?;
-        // SAFETY: the stream was synchronised.
-        let mut free = |at| unsafe { device.free(at) };
-        owned.into_iter().try_for_each(&mut free)?;
+        let inputs = [input_scales.at, silu.input.at, silu.row_offsets.at];
+        for at in [tokens, scales, starts].into_iter().chain(inputs) {
+            // SAFETY: allocated here, and the stream was synchronised: documented on `Device::free`.
+            unsafe { device.free(at) }?;
+        }
         Ok(images)
     }
 

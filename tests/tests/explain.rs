@@ -1,4 +1,4 @@
-//! What `ferry-tests explain` tells, and the table of tactics, compared with `tests/golden/tactics.txt`.
+//! Text of `ferry-tests explain`, and the table of tactics, compared with `tests/golden/tactics.txt`.
 //! `FERRY_BLESS=1 cargo test -p ferry-tests --test explain` writes it.
 
 use std::fmt::Write;
@@ -16,7 +16,7 @@ const FORMATS: [TokenFormat; 3] = [
 ];
 const MULTIPROCESSORS: u32 = 132;
 
-/// What differs from line to line.
+/// Parameters that differ from line to line.
 #[derive(Clone, Copy)]
 struct Line {
     tokens: u32,

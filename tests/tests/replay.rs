@@ -91,7 +91,7 @@ fn file_of(tensors: &Tensors) -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// What is said of a file with these options.
+/// Error of a file with these options.
 fn refused_with(test: &str, tensors: &Tensors, options: &[&str], words: &str) {
     match replay(test, &file_of(tensors), options) {
         Ok(_) => panic!("accepted, wanted: {words}"),

@@ -18,8 +18,6 @@ pub mod statistics;
 pub mod traffic;
 
 #[cfg(feature = "cuda")]
-mod inputs;
-#[cfg(feature = "cuda")]
 mod limits;
 #[cfg(feature = "cuda")]
 mod local;

@@ -4,14 +4,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ferry::{Capacity, Config, Plan, TokenFormat};
-use ferry_reference::bf16;
+use ferry_reference::{Problem, bf16};
 
-use super::inputs::{Inputs, SETS};
+use super::options::BenchArgs;
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::{MemoryTraffic, Traffic};
 use super::with_options::Options;
-use crate::rig::{Graphs, Session, Settings, Turn};
+use crate::formats;
+use crate::rig::{self, Graphs, Session, Settings, Turn};
+use crate::verify::{Compared, Placement, largest};
 
+/// Problems that the calls rotate through, so that each finds new data.
+const SETS: usize = 4;
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
 /// Replays of a graph that count.
@@ -19,10 +23,24 @@ const REPLAYS: u32 = 10;
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// Generates the problems of so many ranks, with the most tokens. Fewer tokens are the first ones of these.
+pub fn sets(ranks: usize, args: &BenchArgs) -> Vec<Problem> {
+    let most = args.tokens.last().copied().unwrap_or(0);
+    let problem = |set| {
+        rig::problem(
+            vec![most; ranks],
+            [args.experts, args.top_k, args.hidden],
+            args.routing.routing(),
+            args.seed.wrapping_mul(1000).wrapping_add(set as u64),
+        )
+    };
+    (0..SETS).map(problem).collect()
+}
+
 /// Communicators of this process's ranks for one number of tokens, with their tensors.
 pub struct Bench<'a> {
     rig: &'a Rig<'a>,
-    inputs: &'a Inputs,
+    sets: &'a [Problem],
     /// Plan under measurement.
     pub plan: Plan,
     /// Its slots have the sets.
@@ -46,7 +64,7 @@ impl<'a> Bench<'a> {
     /// Makes communicators and outputs. Collective, as all calls below that time or close.
     pub fn new(
         rig: &'a Rig<'a>,
-        inputs: &'a Inputs,
+        sets: &'a [Problem],
         config: Config,
         options: Options,
     ) -> Result<Self> {
@@ -63,11 +81,17 @@ impl<'a> Bench<'a> {
                 scale_blocks: plan.max_scale_blocks(),
             }
         } else {
-            let routed = inputs.capacity(tokens, format);
-            let shared = usize::from(config.shared_expert) * tokens;
+            let compared = Compared {
+                tokens,
+                shared: config.shared_expert.then_some(1.0),
+                ..Compared::ALL
+            };
+            let needed = |problem| largest(&Placement::of(problem, format, compared));
+            let needed = sets.iter().map(needed);
+            let needed = needed.fold(Capacity::default(), formats::larger);
             Capacity {
-                rows: routed.rows + shared.next_multiple_of(16),
-                scale_blocks: routed.scale_blocks + shared.div_ceil(128),
+                rows: needed.rows.next_multiple_of(16),
+                ..needed
             }
         };
         let settings = Settings {
@@ -78,7 +102,7 @@ impl<'a> Bench<'a> {
         };
         let mut session = Session::with_slots(&rig.group, &settings, SETS)?;
         session.use_streams(rig.gpus.iter().map(|gpu| gpu.stream));
-        for (set, problem) in inputs.problems.iter().enumerate() {
+        for (set, problem) in sets.iter().enumerate() {
             session.upload_first(set, problem, tokens)?;
         }
         if options == Options::Steps {
@@ -87,7 +111,7 @@ impl<'a> Bench<'a> {
         }
         Ok(Self {
             rig,
-            inputs,
+            sets,
             plan,
             session,
             tokens,
@@ -106,12 +130,12 @@ impl<'a> Bench<'a> {
 
     /// Traffic on the wire, of the first set.
     pub fn traffic(&self) -> Traffic {
-        Traffic::of(&self.inputs.problems[0], self.plan.shape(), self.tokens)
+        Traffic::of(&self.sets[0], self.plan.shape(), self.tokens)
     }
 
     /// Traffic of device memory, of the first set, if all ranks share one GPU.
     pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
-        let of = || MemoryTraffic::of(&self.inputs.problems[0], self.plan.shape(), self.tokens);
+        let of = || MemoryTraffic::of(&self.sets[0], self.plan.shape(), self.tokens);
         let ranks = self.rig.ranks();
         (ranks > 1 && self.rig.ranks_per_gpu == ranks).then(of)
     }

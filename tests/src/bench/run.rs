@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use ferry::{CombineMode, Plan, TokenFormat};
+use ferry_reference::Problem;
 
-use super::inputs::Inputs;
 use super::limits::{self, CopySizes};
 use super::local;
 use super::nccl::{self, Nccl};
@@ -11,7 +11,7 @@ use super::options::{BenchArgs, GroupChoice, Part, mode_name};
 use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Rigged, Timed};
-use super::round::Bench;
+use super::round::{Bench, sets};
 use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
@@ -275,11 +275,11 @@ fn rounds(
     yardsticks: &Yardsticks,
     sink: &mut Sink,
 ) -> Result<Vec<Record>> {
-    let inputs = Inputs::new(rig.ranks(), args);
+    let sets = sets(rig.ranks(), args);
     let mut all = Vec::new();
     for (format, mode) in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
-            let mut records = measure(rig, &inputs, args, format, mode, tokens)?;
+            let mut records = measure(rig, &sets, args, format, mode, tokens)?;
             if index == 0 {
                 sink.say(format_args!("\n{}\n{HEAD}", records[0].title()));
             }
@@ -305,20 +305,15 @@ fn rounds(
 /// Measures one number of tokens, cold and warm, then checks the results.
 fn measure(
     rig: &Rig,
-    inputs: &Inputs,
+    sets: &[Problem],
     args: &BenchArgs,
     format: TokenFormat,
     mode: CombineMode,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(
-        rig,
-        inputs,
-        args.config(format, mode, tokens),
-        Options::None,
-    );
+    let bench = Bench::new(rig, sets, args.config(format, mode, tokens), Options::None);
     let mut bench = rig.processes.agree(bench)?;
-    let oracle = (!args.no_verify).then(|| Answers::new(inputs, format, tokens));
+    let oracle = (!args.no_verify).then(|| Answers::new(&sets[0], format, tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(&mut bench)?;
     }

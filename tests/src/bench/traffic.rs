@@ -1,4 +1,4 @@
-//! What must cross the wire, and what device memory must read and write, counted from the routing.
+//! Bytes that must cross the wire, and that device memory must read and write, counted from the routing.
 
 use ferry::layout::Shape;
 use ferry::{CombineMode, TokenFormat};
@@ -16,7 +16,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Of the first `tokens` tokens of every rank.
+    /// Counts those of the first `tokens` tokens of every rank.
     pub fn of(problem: &Problem, shape: &Shape, tokens: usize) -> Self {
         let (once, each) = pairs(problem, tokens);
         let rows = busiest(&once);
@@ -36,15 +36,15 @@ impl Traffic {
 /// tokens, rows on their way, the own ones included, and outputs. Ids, weights and counts are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTraffic {
-    /// Of dispatch: a token is read once and written for every rank that it goes to, where it is read and
-    /// written for every expert.
+    /// Bytes of dispatch: a token is read once and written for every rank that it goes to, where it is read
+    /// and written for every expert.
     pub dispatch: u64,
-    /// Of combine: rows are read, written for their sources, and read there; sums are written.
+    /// Bytes of combine: rows are read, written for their sources, and read there; sums are written.
     pub combine: u64,
 }
 
 impl MemoryTraffic {
-    /// Of the first `tokens` tokens of every rank.
+    /// Counts those of the first `tokens` tokens of every rank.
     pub fn of(problem: &Problem, shape: &Shape, tokens: usize) -> Self {
         let ranks = (0..problem.ranks).map(|rank| Self::of_rank(problem, shape, tokens, rank));
         ranks.fold(Self::default(), |most, rank| Self {
@@ -81,7 +81,7 @@ impl MemoryTraffic {
     }
 }
 
-/// In BF16, as dispatch gets it and combine gives it.
+/// Bytes of a row in BF16, as dispatch gets it and combine gives it.
 fn bytes_of_token(shape: &Shape) -> u64 {
     2 * u64::from(shape.hidden)
 }
@@ -147,20 +147,12 @@ pub fn touch_probability(ranks: usize, experts: usize, top_k: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use ferry::{Config, Group, Plan};
-    use ferry_reference::workload::{Routing, WorkloadSpec, generate};
+    use ferry_reference::workload::Routing;
 
     use super::*;
 
     fn problem(routing: Routing, tokens: usize) -> Problem {
-        generate(WorkloadSpec {
-            ranks: 4,
-            experts: 256,
-            top_k: 8,
-            hidden: 1,
-            tokens: vec![tokens; 4],
-            routing,
-            seed: 3,
-        })
+        crate::rig::problem(vec![tokens; 4], [256, 8, 1], routing, 3)
     }
 
     #[test]

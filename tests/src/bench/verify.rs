@@ -4,7 +4,6 @@ use anyhow::Result;
 use ferry::TokenFormat;
 use ferry_reference::Problem;
 
-use super::inputs::Inputs;
 use super::round::Bench;
 use crate::verify::{Compared, Oracle};
 
@@ -26,8 +25,7 @@ pub struct Answers<'a> {
 
 impl<'a> Answers<'a> {
     /// Asks the oracle.
-    pub fn new(inputs: &'a Inputs, format: TokenFormat, tokens: usize) -> Self {
-        let problem = &inputs.problems[0];
+    pub fn new(problem: &'a Problem, format: TokenFormat, tokens: usize) -> Self {
         let most = match format {
             TokenFormat::Bf16 => ALL,
             _ => ALL_ENCODED,

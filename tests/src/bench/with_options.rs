@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use ferry::{Config, TokenFormat};
+use ferry_reference::Problem;
 
-use super::inputs::Inputs;
 use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
-use super::round::Bench;
+use super::round::{Bench, sets};
 use crate::formats::{groups, row_bytes};
 
 /// Number of times that all options are timed. The least of the medians counts.
@@ -58,7 +58,7 @@ pub struct OptionsTime {
 
 /// Times every format, every number of tokens and every option.
 pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<OptionsTime>> {
-    let inputs = Inputs::new(rig.ranks(), args);
+    let sets = sets(rig.ranks(), args);
     let mut formats: Vec<_> = args.kinds();
     formats.dedup_by_key(|(format, _)| *format);
     let mut times = Vec::new();
@@ -67,13 +67,7 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Optio
             let mut least = Options::ALL.map(|_| [f64::INFINITY; 2]);
             for _ in 0..TURNS {
                 for (options, least) in Options::ALL.into_iter().zip(&mut least) {
-                    let us = time(
-                        rig,
-                        args,
-                        &inputs,
-                        options,
-                        args.config(format, mode, tokens),
-                    )?;
+                    let us = time(rig, args, &sets, options, args.config(format, mode, tokens))?;
                     *least = [least[0].min(us[0]), least[1].min(us[1])];
                 }
             }
@@ -124,13 +118,13 @@ pub fn print(times: &[OptionsTime]) {
 fn time(
     rig: &Rig,
     args: &BenchArgs,
-    inputs: &Inputs,
+    sets: &[Problem],
     options: Options,
     config: Config,
 ) -> Result<[f64; 2]> {
     let bench = Bench::new(
         rig,
-        inputs,
+        sets,
         Config {
             options: options != Options::None,
             shared_expert: options == Options::SharedExpert,

@@ -10,7 +10,7 @@ use ferry::device::{InGraph, Launch, SharedPage};
 use ferry::layout::Shape;
 use ferry::{Device, DevicePtr, Error, Fabric, Group, Rank, Stream};
 
-/// What guard zones hold.
+/// Byte that guard zones hold.
 const GUARD: u8 = 0xb7;
 
 /// An allocation, of which the user sees all but the guard zones.
@@ -56,7 +56,7 @@ impl Zones {
         Ok(at)
     }
 
-    /// What was allocated for `at`, which is no longer noted.
+    /// Forgets `at`, and returns what was allocated for it.
     fn forget(&self, at: DevicePtr) -> DevicePtr {
         lock(&self.live)
             .remove(&at)

@@ -63,7 +63,7 @@ fn senders(case: &Case, phase: Phase) -> u32 {
     roles::of_dispatch(case, phase).senders
 }
 
-/// How so many items come to so many warps.
+/// Way in which so many items come to so many warps.
 fn queued(items: u32, warps: u32) -> &'static str {
     if items <= warps {
         "no sender has more than one"

@@ -175,7 +175,7 @@ impl Memory {
         Ok(self.framed.narrow(0, 1, self.x.dim(0)?)?)
     }
 
-    /// What stands in the tensors, after their stream.
+    /// Contents of the tensors, after their stream.
     fn outputs(&self, format: TokenFormat) -> Result<RankOutputs> {
         let rows = &self.rows;
         let capacity = Capacity {
@@ -252,7 +252,7 @@ fn pairs(values: &[i32]) -> Vec<[i32; 2]> {
     values.as_chunks().0.to_vec()
 }
 
-/// What the ranks bring: each one a token fewer than the one before.
+/// Tokens of the ranks: each one a token fewer than the one before.
 fn problem(ranks: usize) -> Problem {
     let tokens = (0..ranks).map(|rank| TOKENS - rank.min(TOKENS));
     let routing = Routing::Holes { probability: 0.1 };
@@ -321,7 +321,7 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
     Ok(oracle.verify(ferry::CombineMode::Reduced, true, &outputs)?)
 }
 
-/// What candle does between Ferry's kernels.
+/// Work of candle between Ferry's kernels.
 #[derive(Clone, Copy)]
 enum Experts {
     /// Copies the rows.

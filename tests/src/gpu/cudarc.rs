@@ -117,7 +117,7 @@ impl Rank {
     }
 }
 
-/// What the oracle says.
+/// Outputs by the oracle.
 struct Expected {
     dispatched: Vec<Dispatched>,
     combined: Vec<Vec<bf16>>,

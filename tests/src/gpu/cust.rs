@@ -33,7 +33,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     on_devices::check(suite, "cust", &cases)
 }
 
-/// What a rank's round uses.
+/// Memory of a rank's round.
 struct Memory {
     stream: Stream,
     x: DeviceBuffer<u16>,

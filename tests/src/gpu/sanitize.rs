@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 const PROGRAM: &str = "compute-sanitizer";
-/// Where the CUDA toolkit puts it, if not in PATH.
+/// Folder of the CUDA toolkit that has it, if it is not in PATH.
 const TOOLKIT: &str = "/usr/local/cuda/bin";
-/// What it ends with if it found something: none of the tests' own.
+/// Exit code if it found something: none of the tests' own.
 const FOUND: &str = "99";
 
 /// Tests of one rank, by parts of their names: small ones, of every kind.
@@ -93,13 +93,13 @@ pub struct SanitizeArgs {
     /// of several ranks, the quick suite, and one round under racecheck]
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// How many ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: usize,
     /// Let ranks share the GPUs that are there
     #[arg(long)]
     share_gpus: bool,
-    /// Where the ranks are
+    /// Place of the ranks
     #[arg(long, default_value = "local", hide = true)]
     group: String,
 }
@@ -139,7 +139,7 @@ pub fn run(args: &SanitizeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Where the program is.
+/// Finds the program.
 fn find() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from(TOOLKIT)]);
@@ -179,7 +179,7 @@ impl SanitizeArgs {
     }
 }
 
-/// Of the tests that are to run.
+/// Names of the tests that are to run.
 fn names(tests: &[String], itself: &Path) -> Result<Vec<String>> {
     let output = Command::new(itself)
         .args(tests)
@@ -200,11 +200,11 @@ fn names(tests: &[String], itself: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a tool and the tests printed, and how they ended.
+/// Output of a tool and the tests, and how they ended.
 #[derive(Debug, Default)]
 struct Seen {
     lines: Vec<String>,
-    /// How it ended by itself: whether well, and as what.
+    /// End that it came to by itself: whether well, and as what.
     ended: Option<(bool, String)>,
     seconds: f64,
 }

@@ -124,8 +124,13 @@ fn run_case(suite: &mut Suite<'_>, case: Case) -> Result<Outcome> {
     };
     let result = rounds.run(suite, case);
     let Rounds {
-        session, copies, ..
+        session,
+        copies,
+        graphs,
+        oracles: _,
     } = rounds;
+    // A communicator that a graph holds is not closed.
+    drop(graphs);
     let freed = result.and_then(|()| copies.into_iter().try_for_each(Copies::free));
     suite.conclude(session, freed)?;
     let count = case.together * case.times;

@@ -47,7 +47,7 @@ impl ProbeMemory {
         })
     }
 
-    /// Of the ranks of this process, ascending: its memory, and every rank's as it addresses it.
+    /// Ranks of this process, ascending: each one's memory, and every rank's as it addresses it.
     pub fn local(&self) -> impl Iterator<Item = (DevicePtr, &[DevicePtr])> {
         let peers = self.peers.iter().map(Vec::as_slice);
         self.own.iter().copied().zip(peers)

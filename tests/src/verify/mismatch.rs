@@ -1,14 +1,14 @@
-//! Where two tensors differ.
+//! Difference of two tensors.
 
 use ferry_reference::{Difference, bf16, first_difference};
 
-/// Where Ferry and the oracle differ.
+/// Difference between Ferry and the oracle.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Mismatch {
-    /// In its length.
+    /// Another length.
     #[error("rank {rank}: {tensor} has {given} elements, the oracle's {wanted}")]
     Length {
-        /// On which rank.
+        /// Rank that has it.
         rank: usize,
         /// Its name.
         tensor: &'static str,
@@ -17,40 +17,40 @@ pub enum Mismatch {
         /// Elements found.
         given: usize,
     },
-    /// In a number.
+    /// Another number.
     #[error("rank {rank}: {tensor}, row {row}, column {column}: expected {wanted}, found {given}")]
     Number {
-        /// On which rank.
+        /// Rank that has it.
         rank: usize,
         /// Its name.
         tensor: &'static str,
-        /// Which row.
+        /// Row in the tensor.
         row: usize,
-        /// Which column.
+        /// Column in the tensor.
         column: usize,
         /// The oracle's.
         wanted: String,
-        /// What stands there.
+        /// Number found.
         given: String,
     },
-    /// In an element.
+    /// Another element.
     #[error("rank {rank}: {tensor}: {difference}")]
     Element {
-        /// On which rank.
+        /// Rank that has it.
         rank: usize,
         /// Its name.
         tensor: &'static str,
-        /// Where, and what stands there.
+        /// Place of the element, and what it is.
         difference: Difference,
     },
     /// A row that holds nothing was written.
     #[error("rank {rank}: row {row} of {tensor} holds nothing, but was written")]
     Stray {
-        /// On which rank.
+        /// Rank that has it.
         rank: usize,
         /// Its name.
         tensor: &'static str,
-        /// Which row.
+        /// Row in the tensor.
         row: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! What a round left on a rank, on the host.
+//! Outputs of a round on a rank, on the host.
 
 use bytemuck::Pod;
 use ferry::{Capacity, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, TokenFormat};
@@ -9,7 +9,7 @@ use crate::formats::{Images, Layout, Place};
 /// Contents of the outputs of a rank's dispatch: every tensor, all of it.
 #[derive(PartialEq, Eq)]
 pub struct Received {
-    /// Of the tensors.
+    /// Layout of the tensors.
     pub layout: Layout,
     /// `[capacity, row bytes]`.
     pub tokens: Vec<u8>,
@@ -27,15 +27,15 @@ pub struct Received {
     pub src_info: Vec<[i32; 2]>,
 }
 
-/// What a round left on a rank.
+/// Outputs of a round on a rank.
 pub struct RankOutputs {
-    /// Which rank.
+    /// Number of the rank.
     pub rank: usize,
-    /// By dispatch.
+    /// Outputs of dispatch.
     pub received: Received,
     /// `[tokens, hidden]` or `[tokens, top_k, hidden]`.
     pub combined: Vec<bf16>,
-    /// What stands behind `combined`, where nothing may write. May be empty.
+    /// Bytes after `combined`, where nothing may write. May be empty.
     pub beyond: Vec<u8>,
 }
 

@@ -25,7 +25,7 @@ fn problem_of_all(hidden: usize) -> Problem {
     }
 }
 
-/// What rank `rank` of three has to do of these tokens.
+/// Share of rank `rank` of three in these tokens.
 fn share(problem: &Problem, rank: usize) -> Problem {
     let all = Problem {
         ranks: 1,
@@ -69,7 +69,7 @@ fn tokens_that_all_ranks_have_come_back_in_parts() {
     }
 }
 
-/// What the shared expert multiplies by.
+/// Factor of the shared expert.
 const SHARED_SCALE: f32 = 1.5;
 
 /// The same file for a shared expert.

@@ -1,4 +1,4 @@
-//! What a survivor tells, and what must hold of it.
+//! Report of a survivor, and what must hold of it.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Call {
     }
 }
 
-/// What a survivor met.
+/// Events that a survivor met.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Report {
     pub(super) rank: u32,
@@ -42,10 +42,10 @@ pub(super) struct Report {
     pub(super) named: Option<u32>,
     /// The first error.
     pub(super) error: String,
-    /// When the last round was launched, and when the error came: nanoseconds since 1970.
+    /// Times of the last round's launch, and of the error: nanoseconds since 1970.
     pub(super) launched_ns: u64,
     pub(super) told_ns: u64,
-    /// Of the communicator.
+    /// Shape of the communicator.
     pub(super) close: Call,
     pub(super) leave_group: Call,
     /// A further exchange with the group.
@@ -60,11 +60,11 @@ pub(super) struct Report {
     pub(super) recovery_ms: u64,
 }
 
-/// What was done.
+/// Kill of a process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kill {
     pub(super) victim: u32,
-    /// When: nanoseconds since 1970.
+    /// Time of the kill: nanoseconds since 1970.
     pub(super) ns: u64,
     pub(super) deadline: Duration,
     /// Whether survivors form a new group and end in order. In processes that have been in an
@@ -73,7 +73,7 @@ pub(super) struct Kill {
 }
 
 impl Kill {
-    /// From the later of the kill and the rank's last launch until it was told.
+    /// Time from the later of the kill and the rank's last launch until it was told.
     fn wait_of(&self, report: &Report) -> Duration {
         let since = self.ns.max(report.launched_ns);
         Duration::from_nanos(report.told_ns.saturating_sub(since))
@@ -83,7 +83,7 @@ impl Kill {
         report.named == Some(self.victim)
     }
 
-    /// What a survivor names that is neither the victim nor another survivor that gave up. One of
+    /// Tells what a survivor names that is neither the victim nor another survivor that gave up. One of
     /// those may be named: where deadlines end at the same moment, a rank may miss one that has not
     /// yet told on whom it gave up.
     fn wrong_name(&self, report: &Report, reports: &[Report]) -> Option<String> {
@@ -103,7 +103,7 @@ impl Kill {
         ))
     }
 
-    /// What is wrong with the reports.
+    /// Lists what is wrong with the reports.
     pub(super) fn problems(&self, reports: &[Report]) -> Vec<String> {
         let mut problems: Vec<String> = reports
             .iter()
@@ -155,7 +155,7 @@ impl Kill {
         problems
     }
 
-    /// What is wrong with the group that the survivors formed.
+    /// Lists what is wrong with the group that the survivors formed.
     fn problem_of_recovery(&self, report: &Report) -> Option<String> {
         let (rank, ms) = (report.rank, report.recovery_ms);
         let problem = match &report.again {
@@ -169,7 +169,7 @@ impl Kill {
         Some(format!("rank {rank}: {problem}"))
     }
 
-    /// In a line.
+    /// Figures in a line.
     pub(super) fn figures(&self, reports: &[Report]) -> String {
         let slowest = |of: fn(&Report) -> u64| reports.iter().map(of).max().unwrap_or(0);
         let waits = reports
@@ -265,7 +265,7 @@ mod tests {
         assert!(text.contains("rank 1: was told after 1.101s"), "{text}");
     }
 
-    /// What is wrong with two survivors, ranks 1 and 3, that name these. Their texts have the
+    /// Text of what is wrong with two survivors, ranks 1 and 3, that name these. Their texts have the
     /// victim's number.
     fn problems_of_naming(first: Option<u32>, second: Option<u32>) -> String {
         let reports = [(1, first), (3, second)].map(|(rank, named)| Report {

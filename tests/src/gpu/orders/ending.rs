@@ -1,4 +1,4 @@
-//! How a round ended.
+//! End of a round.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use std::time::Duration;
 const SLOW: Duration = Duration::from_millis(100);
 const MANY_TIMES: u32 = 20;
 
-/// How a round ended whose kernels something could have kept from each other.
+/// End of a round whose kernels something could have kept from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// As others do, in that time.
+    /// Right, as others end, in that time.
     Right(Duration),
-    /// With the right results, after that time.
+    /// Right results, after that time.
     Slow(Duration),
     /// Ranks gave up, with that text.
     Deadline(String),
 }
 
 impl Ending {
-    /// Of a round with the right results; `usual` is another's time.
+    /// End of a round with the right results; `usual` is another's time.
     pub(super) fn of(took: Duration, usual: Duration) -> Self {
         if took > SLOW + MANY_TIMES * usual {
             Self::Slow(took)
@@ -50,7 +50,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How rounds ended with numbers of something: which numbers had the same end, in one line.
+/// Ends of rounds with numbers of something: which numbers had the same end, in one line.
 pub(super) fn by_number(endings: &[(usize, Ending)]) -> String {
     let same = |a: &(usize, Ending), b: &(usize, Ending)| a.1.name() == b.1.name();
     let spans = endings.chunk_by(same).map(|span| {
