@@ -1,5 +1,5 @@
-//! What a process does one of whose ranks was lost, all being its own: the steps of [`Group`], as they are
-//! written there. `node/tests/recovery.rs` takes them in several processes.
+//! Recovery after a rank was lost, with all ranks in one process, in the steps that [`Group`] documents.
+//! `node/tests/recovery.rs` takes them in several processes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn config() -> Config {
     }
 }
 
-/// A rank is missed soon.
+/// A group in which a missing rank is noticed soon.
 fn group(ranks: u32) -> Group {
     let options = SimulatorOptions {
         patience: Some(Duration::from_millis(100)),
@@ -31,7 +31,7 @@ fn begin(group: &Group) -> Vec<Communicator> {
     Communicator::new(group, &plan).unwrap()
 }
 
-/// Each of these ranks sends its token to the next rank's first expert; gives what each has then.
+/// Each of these ranks sends its token to the next rank's first expert; returns the result of each.
 fn round(ranks: &mut [Communicator]) -> Vec<Result<Vec<u16>, Error>> {
     let mut sums = Vec::new();
     for rank in &mut *ranks {
@@ -61,7 +61,7 @@ fn token(rank: Rank) -> [u16; HIDDEN] {
     [0x3f80 + 16 * rank.0 as u16; HIDDEN]
 }
 
-/// That a round of all ranks brings every token back.
+/// Checks that a round of all ranks brings every token back.
 fn require_round(ranks: &mut [Communicator]) {
     let sums = round(ranks);
     for (rank, sum) in ranks.iter().zip(sums) {
@@ -87,11 +87,11 @@ fn a_process_recovers_as_the_documentation_of_a_group_says() {
     }
     // 2. Close the communicators.
     Communicator::close_all(ranks).unwrap();
-    // 3. to 6., where the lost one is only a thread that did not call: the same group.
+    // 3. to 6., if the lost rank is only a thread that did not call: the same group.
     let mut ranks = begin(&group_of_four);
     require_round(&mut ranks);
     Communicator::close_all(ranks).unwrap();
-    // 4. to 6., where it is lost: three are left.
+    // 4. to 6., if it is lost: three are left.
     let group_of_three = group(3);
     let mut ranks = begin(&group_of_three);
     assert_eq!(ranks[0].plan().local_experts(), 4);
@@ -100,24 +100,27 @@ fn a_process_recovers_as_the_documentation_of_a_group_says() {
     Communicator::close_all(ranks).unwrap();
 }
 
-/// Rank 3 comes when the others have given up on it. Their rows are there, so its dispatch lacks nothing.
-#[test]
-fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
-    let group = group(4);
-    let mut ranks = begin(&group);
+/// Ranks whose rank 3 dispatches after the others have given up on it. Their rows are there, so its dispatch
+/// lacks nothing. Returns its arguments, too.
+fn late_dispatch(group: &Group) -> (Vec<Communicator>, DispatchInput, DispatchBuffers) {
+    let mut ranks = begin(group);
     require_round(&mut ranks);
     for outcome in round(&mut ranks[..3]) {
         assert!(matches!(outcome, Err(Error::Fault(_))), "{outcome:?}");
     }
     let late = &mut ranks[3];
-    // Reads what kernels of this rank reported: none ran.
+    // Reads reports of this rank's kernels: none ran.
     assert!(late.check().unwrap().is_none());
-    let (device, plan) = (late.device().clone(), *late.plan());
-    let x = device.upload_tensor([1, HIDDEN], &token(Rank(3))).unwrap();
-    let topk_ids = device.upload_tensor([1, 1], &[0]).unwrap();
-    let rows = DispatchBuffers::new(&device, &plan).unwrap();
-    let input = DispatchInput::new(x, topk_ids);
+    let mut rows = DispatchBuffers::new(late.device(), late.plan()).unwrap();
+    let input = rows.upload(&token(Rank(3)), &[0], None).unwrap();
     late.dispatch(STREAM, &input, rows.output()).unwrap();
+    (ranks, input, rows)
+}
+
+#[test]
+fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
+    let (mut ranks, input, rows) = late_dispatch(&group(4));
+    let late = &mut ranks[3];
     for _ in 0..2 {
         let Err(error) = late.synchronize(STREAM) else {
             panic!("rank 3 was not told");
@@ -132,5 +135,35 @@ fn a_rank_that_comes_late_learns_that_its_peers_gave_up() {
         matches!(refused, Some(Error::PeerGaveUp { .. })),
         "{refused:?}"
     );
+    Communicator::close_all(ranks).unwrap();
+}
+
+/// Rank 3 waits in its combine for a row of rank 0, which has given up on it.
+#[test]
+fn a_late_rank_that_waits_for_its_peers_is_its_own_culprit() {
+    let (mut ranks, _, rows) = late_dispatch(&group(4));
+    let late = &mut ranks[3];
+    let sums = CombineBuffers::new(late.device(), late.plan()).unwrap();
+    let answers = CombineInput::new(rows.output().tokens);
+    late.combine(STREAM, &answers, &sums.output(1).unwrap())
+        .unwrap();
+    let Err(Error::Fault(fault)) = late.synchronize(STREAM) else {
+        panic!("rank 3 did not give up");
+    };
+    assert_eq!(fault.kind, FaultKind::PeerTimeout);
+    assert_eq!((fault.peer, fault.culprit), (Rank(0), Rank(3)));
+    let text = fault.to_string();
+    let told = "; rank 0 had given up on this rank, which came late";
+    assert!(text.contains(told), "{text}");
+    Communicator::close_all(ranks).unwrap();
+}
+
+/// Closing finds by itself that a peer gave up on this rank, although its round is open.
+#[test]
+fn a_late_rank_is_closed_without_having_learned_it() {
+    let (ranks, ..) = late_dispatch(&group(4));
+    assert_eq!(ranks[3].round(), Round::Dispatched);
+    // Not a wait of the communicator's.
+    ranks[3].device().synchronize(STREAM).unwrap();
     Communicator::close_all(ranks).unwrap();
 }

@@ -229,9 +229,15 @@ impl fmt::Display for Fault {
                     "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
                      (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
                 )?;
-                match self.culprit == self.peer {
-                    true => Ok(()),
-                    false => write!(f, "; rank {peer} had given up on rank {}", self.culprit.0),
+                match self.culprit {
+                    culprit if culprit == self.peer => Ok(()),
+                    culprit if culprit == self.rank => {
+                        write!(
+                            f,
+                            "; rank {peer} had given up on this rank, which came late"
+                        )
+                    }
+                    culprit => write!(f, "; rank {peer} had given up on rank {}", culprit.0),
                 }
             }
             FaultKind::LocalTimeout => write!(
