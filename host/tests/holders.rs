@@ -98,6 +98,18 @@ fn a_group_with_open_communicators_is_not_closed() {
 }
 
 #[test]
+fn a_closed_group_makes_no_communicator() {
+    let notes = Arc::<Notes>::default();
+    let group = group_of(&notes);
+    let plan = Plan::new(&group, config()).unwrap();
+    group.clone().close().unwrap();
+    notes.take();
+    let refused = Communicator::new(&group, &plan).err();
+    assert!(matches!(refused, Some(Error::GroupClosed)), "{refused:?}");
+    assert_eq!(notes.take(), [""; 0]);
+}
+
+#[test]
 fn a_green_context_that_is_too_small_is_refused() {
     // SAFETY: nothing here enqueues.
     let [roomy, tight] = [1, 2].map(|handle| unsafe { Stream::new(handle) });

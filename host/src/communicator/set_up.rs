@@ -1,4 +1,4 @@
-//! How a communicator comes about.
+//! Creation of communicators.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -17,23 +17,23 @@ use crate::plan::Plan;
 use crate::tensor::handles::DevicePtr;
 
 impl Communicator {
-    /// Allocates windows and workspaces, lets the ranks find each other, and compares their
-    /// configurations. One value for each rank of this process, ascending. Collective.
-    /// Synchronises.
+    /// Allocates windows and workspaces, exchanges their addresses between the ranks, and compares their
+    /// configurations. Returns one communicator for each rank of this process, ascending. Collective.
+    /// Synchronizes.
     ///
-    /// Threads that make communicators of one group take turns. Which comes first must be the same in all
+    /// Threads that make communicators of one group take turns. Their order must be the same in all
     /// processes.
     ///
-    /// Where a rank is lost, the others have an error as soon as the group's bootstrap gives one;
-    /// what they had allocated is freed, but for windows that only all ranks can free: those are
+    /// If a rank is lost, the others return an error as soon as the group's bootstrap does;
+    /// memory that they had allocated is freed, except windows that only all ranks can free: those are
     /// leaked, with a warning. In an NVSHMEM group a rank that is lost while the windows are
     /// allocated can keep the others waiting for ever, see [`Group::close`].
     ///
     /// # Errors
-    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::ShapeMismatch`],
-    /// [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that names the lost
-    /// rank, and what the group's devices report; [`Error::SharedGpu`] where ranks share a GPU whose
-    /// multiprocessors do not suffice for all communicators of this process.
+    /// [`Error::PlanForOtherGroup`], [`Error::PlanSpansNodes`], [`Error::GroupClosed`],
+    /// [`Error::ShapeMismatch`], [`Error::PeerFailed`], [`Error::FabricAnswer`], [`Error::Bootstrap`] that
+    /// names the lost rank, and errors of the group's devices; [`Error::SharedGpu`] if ranks share a GPU
+    /// whose multiprocessors do not suffice for all communicators of this process.
     pub fn new(group: &Group, plan: &Plan) -> Result<Vec<Self>, Error> {
         let (fabric, shape) = (&group.fabric, plan.shape());
         if plan.ranks() != group.ranks() {
@@ -50,8 +50,9 @@ impl Communicator {
             });
         }
         let ranks = fabric.local_ranks();
-        // Before anything is allocated, so that the group is not closed meanwhile.
-        let members: Vec<Member> = ranks.iter().map(|_| group.enter()).collect();
+        // Before anything is allocated, so that the group cannot be closed meanwhile.
+        let members: Vec<Member> =
+            (ranks.iter().map(|_| group.enter())).collect::<Result<_, _>>()?;
         let _turn = group.turn();
         compare_shapes(&**fabric, plan)?;
         let alloc = |seat: Seat| Ok((Private::alloc(&**fabric, seat.rank, plan)?, seat));
@@ -64,11 +65,11 @@ impl Communicator {
             memory.window = window;
         }
         let set_up = set_up(&**fabric, plan, &memory, &at);
-        // Also the barrier: nobody signals before all signals are clear.
+        // Also a barrier: nobody signals before all signals are clear.
         let agreed = agree(&**fabric, "setting up device memory", set_up)
             .inspect_err(|_| give_up(&**fabric, &at))?;
         if let Err(error) = agreed {
-            // SAFETY: they are those of a moment ago, and no rank has launched a kernel.
+            // SAFETY: `alloc_windows` returned them above, and no rank has launched a kernel yet.
             if let Err(error) = unsafe { fabric.free_windows(&at) } {
                 tracing::warn!(%error, "cannot free windows");
             }
@@ -92,9 +93,10 @@ impl Communicator {
     ) -> Self {
         let rank = seat.rank;
         let common = Common {
-            rank: match plan.config().skip_a2a {
-                true => 0,
-                false => rank.0 as u16,
+            rank: if plan.config().skip_a2a {
+                0
+            } else {
+                rank.0 as u16
             },
             debug_checks: u16::from(plan.config().debug_checks),
             deadline_ns: plan.deadline_ns(),
@@ -129,7 +131,7 @@ impl Communicator {
     }
 }
 
-/// Sets up the memory of the ranks of this process, if the fabric gave what they need.
+/// Sets up the memory of the ranks of this process, after checking the fabric's windows.
 fn set_up(
     fabric: &dyn Fabric,
     plan: &Plan,
@@ -152,9 +154,9 @@ fn set_up(
     Ok(())
 }
 
-/// Finds ranks that were configured differently. Collective.
+/// Checks that all ranks were configured alike. Collective.
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
-    // Where all ranks have all tokens, they share those of the shared expert.
+    // With `skip_a2a` all ranks have all tokens, and divide the shared expert's among them.
     let shares = plan.config().skip_a2a && plan.config().shared_expert;
     let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION) ^ u64::from(shares);
     let all = fabric.all_gather(ours)?;

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! Groups of ranks.
 
 pub(crate) mod bootstrap;
 pub(crate) mod fabric;
@@ -33,58 +33,64 @@ use crate::group::options::GroupOptions;
 #[cfg(feature = "simulator")]
 use crate::group::simulated::SimulatedFabric;
 
-/// The ranks that exchange tokens, and how they reach each other. Cheap to clone; clones are the
-/// same group.
+/// The ranks that exchange tokens, and the fabric between them. Cheap to clone; clones are the same group.
 ///
 /// There are four kinds. `Group::simulated` needs the feature `simulator`, a default one. `Group::local` (one
-/// process drives several GPUs) and `Group::node` (one process a GPU, all on one node) need the
-/// crate's feature `cuda`, `Group::nvshmem` (one process a GPU, on several nodes) its feature
-/// `nvshmem`, and do not exist without. With `GroupOptions::share_gpus` a GPU may have several ranks.
+/// process drives several GPUs) and `Group::node` (one process per GPU, all on one node) need the
+/// crate's feature `cuda`, `Group::nvshmem` (one process per GPU, on several nodes) its feature
+/// `nvshmem`; without the feature they do not exist. With `GroupOptions::share_gpus` a GPU may have several
+/// ranks.
 ///
 /// # After a rank was lost
 ///
-/// A rank is lost to the others when its process ends, when its machine or its network fails, and
-/// when it does not make a call that they make. Nothing brings it back into a communicator. Each
-/// rank that is left takes these steps, in this order, by itself. No step waits for the lost rank
+/// A rank is lost to the others if its process ends, if its machine or its network fails, or
+/// if it does not make a call that they make. Nothing brings it back into a communicator. Each
+/// remaining rank takes these steps, in this order, by itself. No step waits for the lost rank
 /// longer than the [`deadline`](crate::Config::deadline), or the bootstrap's own.
 ///
-/// 1. **Learn of it.** [`synchronize`](crate::Communicator::synchronize) gives [`Error::Fault`] with a
+/// 1. **Learn of it.** [`synchronize`](crate::Communicator::synchronize) returns [`Error::Fault`] with a
 ///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
-///    `culprit` is the lost rank (after split calls between nodes, perhaps one that gave up
-///    itself). A call that the bootstrap takes part in gives [`Error::Bootstrap`], whose
-///    [`lost_rank`](crate::error::BootstrapError::lost_rank) it is where that is known. A rank whose own
-///    round ended well learns it in the next one, as the others do not come. A rank that launched a
-///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A rank that came late itself
-///    learns from `synchronize` that a peer gave up on it ([`Error::PeerGaveUp`]), if that peer's
-///    deadline has passed by then. Nobody has to tell anybody.
+///    `culprit` is the lost rank (after split calls between nodes, perhaps a rank that gave up
+///    itself). A call that uses the bootstrap returns [`Error::Bootstrap`], whose
+///    [`lost_rank`](crate::error::BootstrapError::lost_rank) is that rank if it is known. A rank whose own
+///    round ended well learns of it in the next round, which the others do not join. A rank that launched a
+///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A late rank, on which its peers gave up,
+///    learns that from `synchronize`: as [`Error::PeerGaveUp`] if it received all that it waited for, or as
+///    an [`Error::Fault`] with a `PeerTimeout` whose `culprit` is this rank itself. Nobody has to tell
+///    anybody.
 /// 2. **Close the communicators.** Drop their graphs, and
 ///    [say so](crate::Communicator::assume_no_foreign_graphs) of those that others made, then
-///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody. One
+///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody, and
+///    neither does one on which a peer gave up, which closing finds by itself. One
 ///    whose round is open and that has not given up is refused ([`Error::RoundOpen`]): enqueue the rest of
 ///    the round and wait for it, which ends by the deadline, or drop it. One that has
-///    finished its round waits for the bootstrap, and has its error. Either way the rank's own memory is
-///    free; note the error, and go on.
+///    finished its round waits for the bootstrap, and returns its error. In each case the rank's own memory
+///    is freed, or if it was dropped perhaps [leaked](crate::Communicator#dropped); note the error, and go
+///    on.
 /// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
-///    group gives an error that names the lost rank; note it, and go on: this rank's windows are
-///    leaked, as the lost one may have them mapped; all else is given back. A process that was in
+///    group returns an error that names the lost rank; note it, and go on: this rank's windows are
+///    leaked, as the lost rank may have them mapped; everything else is freed. A process that was in
 ///    an NVSHMEM group stays in NVSHMEM's job: it ends here, and a new one takes the next steps. A
-///    group whose ranks are all in this process stays as it is, and step 6 may use it again with
-///    all ranks, if the lost one is only a thread that did not call: then plan and buffers serve again, too.
-/// 4. **Agree on who is left.** Ferry cannot: who starts the processes says which of them go on, their new
-///    numbers (from 0, without gaps), and where they meet, at an address that was not used before.
+///    group whose ranks are all in this process stays open: step 6 may use it again with
+///    all ranks, if the lost one is only a thread that did not call, and then plan and buffers serve again,
+///    too. Streams can be used again, but kernels of a communicator that was dropped may still be in them,
+///    and later work waits until those end, by their deadline.
+/// 4. **Agree on who is left.** Ferry cannot: whoever starts the processes decides which of them go on, their
+///    new numbers (from 0, without gaps), and where they meet, at an address that was not used before.
 ///    All are told the same.
-/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and of it a new group, in the same
-///    processes.
-/// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds experts
-///    `r * experts / ranks` and up, so load those of the lost rank, and have the router name them. Make
+/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and a new group made with it, in the
+///    same processes.
+/// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds the experts from
+///    `r * experts / ranks` on, so load those of the lost rank, and have the router name them. Make
 ///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.
-/// 7. **Repeat.** What the last round left in its outputs counts on no rank: some have their sums, others a
-///    part of them. Agree on a step of your model that all have finished, and go on behind it.
+/// 7. **Repeat.** Discard the outputs of the last round on every rank: some have their sums, others a
+///    part of them. Agree on a step of your model that all have finished, and go on after it.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) fabric: Arc<dyn Fabric>,
-    /// Communicators of this process that are open, or that a graph will launch.
-    members: Arc<Mutex<usize>>,
+    /// Number of this process's communicators that are open or that a graph will launch; `None` once the
+    /// group is closed.
+    members: Arc<Mutex<Option<usize>>>,
     /// Held while a communicator is made: its steps are not mixed with those of another one.
     beginning: Arc<Mutex<()>>,
 }
@@ -100,28 +106,30 @@ impl std::fmt::Debug for Group {
 }
 
 /// Counts a communicator of a group whose kernels may be launched.
-pub(crate) struct Member(Arc<Mutex<usize>>);
+pub(crate) struct Member(Arc<Mutex<Option<usize>>>);
 
 impl Drop for Member {
     fn drop(&mut self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *members = members.map(|count| count - 1);
     }
 }
 
 impl Group {
-    /// `ranks` simulated ranks in this process. `seed` decides every choice of the simulation.
+    /// Group of `ranks` simulated ranks in this process. `seed` decides every choice of the simulation. Not
+    /// collective.
     ///
-    /// Where one thread drives several ranks, enqueue on all of them first, then wait for each: a wait before
-    /// that is for peers that launch nothing, and ends at the deadline.
+    /// If one thread drives several ranks, enqueue on all of them first, then wait for each: an earlier wait
+    /// is for peers that launch nothing, and ends at the deadline.
     ///
     /// The simulation runs while some thread waits in
-    /// [`Communicator::synchronize`](crate::Communicator::synchronize), in a time of its own,
-    /// of which a step takes 100 ns. A deadline passes when so much of that time has passed, or
-    /// when nothing more can happen: at once if every rank has a kernel running or was lost;
+    /// [`Communicator::synchronize`](crate::Communicator::synchronize), in a time of its own:
+    /// each step of the scheduler takes 100 ns of it. A deadline passes when that much simulated time has
+    /// passed, or when nothing more can happen: at once if every rank has a kernel running or was lost;
     /// otherwise some thread may still launch one, and until it does, simulated time passes as wall
     /// time does: each launch that waits in vain gives up about its own deadline after it began,
     /// however many others wait. [`SimulatorOptions::patience`] sets another time, after which the next
-    /// deadline passes if nothing was launched. A [`Fault`](crate::Fault) that came of it names
+    /// deadline passes if nothing was launched. A [`Fault`](crate::Fault) caused by this names
     /// that time, or the deadline, in `patience_ms`.
     ///
     /// # Errors
@@ -131,7 +139,7 @@ impl Group {
         Self::simulated_with(SimulatorOptions::new(ranks, seed))
     }
 
-    /// As [`simulated`](Self::simulated), with more to choose: stalls, a rank that dies.
+    /// [`simulated`](Self::simulated) with all options: stalls, a rank that dies. Not collective.
     ///
     /// ```
     /// use std::time::Duration;
@@ -140,7 +148,7 @@ impl Group {
     /// use ferry::simulator::Options as SimulatorOptions;
     ///
     /// # fn main() -> Result<(), ferry::Error> {
-    /// // Two ranks that are missed after 50 ms, whatever the deadline.
+    /// // Two ranks; a missing one is noticed after 50 ms, whatever the deadline.
     /// let group = Group::simulated_with(SimulatorOptions {
     ///     patience: Some(Duration::from_millis(50)),
     ///     ..SimulatorOptions::new(2, 7)
@@ -150,15 +158,15 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// As [`simulated`](Self::simulated).
+    /// Those of [`simulated`](Self::simulated).
     #[cfg(feature = "simulator")]
     pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
         require_ranks(options.ranks)?;
         Self::with_fabric(Box::new(SimulatedFabric::new(options)?))
     }
 
-    /// One rank a GPU, all driven by this process, over peer access. `devices` are CUDA device
-    /// numbers; rank `r` is `devices[r]`. Not collective. Synchronises the devices.
+    /// Group of one rank per GPU, all driven by this process, over peer access. `devices` are CUDA device
+    /// numbers; rank `r` is `devices[r]`. Not collective. Synchronizes the devices.
     ///
     /// ```no_run
     /// use ferry::{Group, GroupOptions};
@@ -172,26 +180,27 @@ impl Group {
     /// # Errors
     /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
     /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
-    /// [`Error::Driver`], also for kernels of other devices, [`Error::Cuda`].
+    /// [`Error::Driver`], also for kernels of other devices, [`Error::SharedGpu`], [`Error::Cuda`].
     #[cfg(feature = "cuda")]
     pub fn local(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
         Self::with_fabric(Box::new(local::LocalFabric::new(devices, options)?))
     }
 
-    /// One process a GPU, all on one node, over peer access. Needs nothing but the driver: the processes give
-    /// each other their windows as CUDA IPC handles, through `bootstrap`, which also numbers the
+    /// Group of one process per GPU, all on one node, over peer access. Needs nothing but the driver: the
+    /// processes exchange their windows as CUDA IPC handles, through `bootstrap`, which also numbers the
     /// ranks. `device` is the number of this process's GPU among those that it sees; it need not
-    /// see the others. Collective. Synchronises.
+    /// see the others. Collective. Synchronizes.
     ///
-    /// Every step is agreed on: a rank that cannot take part has the reason, and all others have
-    /// [`Error::PeerFailed`] with its number. A rank that does not come at all ends the others'
-    /// wait where the bootstrap's deadline does. Before this returns, each rank has mapped a small
+    /// Setup is all-or-nothing: a rank that cannot take part returns the reason, and all others return
+    /// [`Error::PeerFailed`] with its number. The wait for a rank that does not come at all ends at the
+    /// bootstrap's deadline. Before this returns, each rank has mapped a small
     /// window of every other one, so that a machine without CUDA IPC is found here. Processes in
     /// containers need one IPC namespace and one PID namespace.
     ///
     /// # Errors
     /// [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
-    /// [`Error::GpuShared`], [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::RankCount`],
+    /// [`Error::GpuShared`], [`Error::SharedGpu`], [`Error::PeerFailed`], [`Error::Bootstrap`],
+    /// [`Error::RankCount`],
     /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], also
     /// for kernels of other devices, [`Error::Cuda`].
     #[cfg(feature = "cuda")]
@@ -205,9 +214,9 @@ impl Group {
         Self::with_fabric(Box::new(fabric))
     }
 
-    /// One process a GPU, over NVLink inside a node and NVSHMEM between nodes. `device` is the number of
-    /// this process's GPU. Kernels of yours were linked with NVSHMEM's device code, as Ferry's are.
-    /// Collective.
+    /// Group of one process per GPU, over NVLink inside a node and NVSHMEM between nodes. `device` is the
+    /// number of this process's GPU. Kernels of yours must be linked with NVSHMEM's device code, as Ferry's
+    /// are. Collective. Synchronizes.
     ///
     /// # Errors
     /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
@@ -224,7 +233,7 @@ impl Group {
         Self::with_fabric(Box::new(fabric))
     }
 
-    /// A group over a fabric of your own, which it alone closes.
+    /// Group over a fabric of your own, which only the group closes. Not collective.
     ///
     /// # Errors
     /// [`Error::RankCount`] for zero ranks or more than [`MAX_RANKS`],
@@ -240,12 +249,12 @@ impl Group {
         }
         Ok(Self {
             fabric: fabric.into(),
-            members: Arc::default(),
+            members: Arc::new(Mutex::new(Some(0))),
             beginning: Arc::default(),
         })
     }
 
-    /// Ranks of the whole group.
+    /// Number of ranks of the whole group.
     pub fn ranks(&self) -> u32 {
         self.fabric.ranks()
     }
@@ -255,7 +264,7 @@ impl Group {
         self.fabric.local_ranks()
     }
 
-    /// The device of a rank of this process.
+    /// The device of a rank of this process, for tensors and streams.
     ///
     /// # Errors
     /// [`Error::NotLocal`].
@@ -268,50 +277,51 @@ impl Group {
         self.fabric.device(rank)
     }
 
-    /// The GPU of a rank, and which ranks are on it; `None` where ranks have none, as in the simulator. Not
-    /// collective.
+    /// The GPU of a rank and the ranks on it; `None` for ranks without one, as in the simulator.
     pub fn gpu_ranks(&self, rank: Rank) -> Option<&GpuRanks> {
         self.fabric.gpu_ranks(rank)
     }
 
     /// The CUDA device of a rank of this process, for graphs and events; `None` for the ranks of
-    /// other processes, and where devices are not CUDA's.
+    /// other processes, and if devices are not CUDA's.
     #[cfg(feature = "cuda")]
     pub fn cuda(&self, rank: Rank) -> Option<Arc<crate::cuda::CudaDevice>> {
         self.fabric.cuda(rank)
     }
 
-    /// Leaves the group, which its clones leave as well. Close its communicators and drop their graphs
-    /// first. Collective. Synchronises. An NVSHMEM group that is dropped instead stays joined until the
-    /// process ends; for a local or simulated one it makes no difference.
+    /// Leaves the group, also for its clones: no communicator can be made of it any more
+    /// ([`Error::GroupClosed`]). Close its communicators and drop their graphs
+    /// first. Collective. Synchronizes. An NVSHMEM group that is dropped instead stays joined until the
+    /// process ends; a local or simulated one may be dropped as well.
     ///
-    /// A node group waits for what is at work on its device, unmaps the windows of other ranks that
-    /// are left (of communicators that gave up or were dropped), and frees its own once all ranks
-    /// have said that they did the same. Where a rank does not, because it was lost or failed, the
-    /// error says so, and those windows are leaked, with a warning, as are those of a node group
+    /// A node group waits for all work on its device, unmaps the remaining windows of other ranks
+    /// (of communicators that gave up or were dropped), and frees its own once all ranks
+    /// have said that they did the same. If a rank does not, because it was lost or failed, the
+    /// error names it, and those windows are leaked, with a warning, as are those of a node group
     /// that is dropped instead. In either case the process may form a new group.
     ///
     /// Leaving an NVSHMEM job waits inside NVSHMEM for every rank, as allocating and freeing
-    /// windows does, and nothing bounds that. So all ranks come to a barrier of their
-    /// [`Bootstrap`](crate::bootstrap::Bootstrap) first. Where that fails, because a rank was lost, its error
-    /// is returned, and this process stays joined until it ends. Two things can still wait for
-    /// ever: NVSHMEM itself, if a rank is lost just when the barrier lets all go on
+    /// windows does, and nothing bounds that wait. So all ranks come to a barrier of their
+    /// [`Bootstrap`](crate::bootstrap::Bootstrap) first. If the barrier fails, because a rank was lost, its
+    /// error is returned, and this process stays joined until it ends. Two things can still wait for
+    /// ever: NVSHMEM itself, if a rank is lost just as the barrier lets all go on
     /// ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) says when), or after it and before its call is over;
-    /// and a bootstrap whose own waits do not end, as MPI's.
+    /// and a bootstrap whose own waits do not end, such as MPI's.
     ///
     /// # Errors
     /// [`Error::CommunicatorsOpen`]: nothing was done, and it can be called again.
-    /// [`Error::Bootstrap`] that names the lost rank where it is known, and what the group reports.
+    /// [`Error::Bootstrap`] that names the lost rank if it is known, and errors of the fabric.
     pub fn close(&self) -> Result<(), Error> {
-        // Held meanwhile: a communicator that begins finds the group closed, or is found.
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        match *members {
-            // SAFETY: no communicator of this group is open or will be launched by a graph, and
-            // none begins while the count is held. No other group has the fabric, unless by
-            // `fabric`, whose caller promised as much of that.
-            0 => unsafe { self.fabric.close() },
-            communicators => Err(Error::CommunicatorsOpen { communicators }),
+        // Held until the end: a communicator that begins finds the group closed, or is found here.
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(communicators) = members.filter(|&count| count > 0) {
+            return Err(Error::CommunicatorsOpen { communicators });
         }
+        *members = None;
+        // SAFETY: no communicator of this group is open or will be launched by a graph (`members`), and none
+        // begins from now on (`enter`). Another group over the fabric has none either: documented on
+        // `Group::fabric`.
+        unsafe { self.fabric.close() }
     }
 
     /// The kind: "local", "node", "nvshmem", "simulated".
@@ -319,7 +329,7 @@ impl Group {
         self.fabric.name()
     }
 
-    /// Whether ranks of other nodes can be reached at all, so that `p2p_world_size` may be below
+    /// Whether ranks of other nodes can be reached, so that `p2p_world_size` may be less than
     /// the number of ranks.
     pub fn reaches_other_nodes(&self) -> bool {
         self.fabric.reaches_other_nodes()
@@ -331,12 +341,16 @@ impl Group {
     }
 
     /// Counts a communicator in.
-    pub(crate) fn enter(&self) -> Member {
-        *self.members.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Member(self.members.clone())
+    ///
+    /// # Errors
+    /// [`Error::GroupClosed`].
+    pub(crate) fn enter(&self) -> Result<Member, Error> {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        *members.as_mut().ok_or(Error::GroupClosed)? += 1;
+        Ok(Member(self.members.clone()))
     }
 
-    /// What it is a group over, for tests that put one of their own between.
+    /// The fabric of the group, for tests that wrap it in one of their own.
     ///
     /// # Safety
     /// Neither the fabric nor a group over it is closed while this group has communicators or they
@@ -347,7 +361,7 @@ impl Group {
     }
 }
 
-/// Refuses a number of ranks that no group has.
+/// Refuses a number of ranks that no group can have.
 fn require_ranks(ranks: u32) -> Result<(), Error> {
     match ranks {
         1..=MAX_RANKS => Ok(()),
@@ -355,7 +369,7 @@ fn require_ranks(ranks: u32) -> Result<(), Error> {
     }
 }
 
-/// Most ranks of this process that are on one GPU.
+/// Largest number of this process's ranks on one GPU.
 fn most_on_a_gpu(fabric: &dyn Fabric) -> Option<usize> {
     let local = fabric.local_ranks();
     let gpus = local.iter().filter_map(|&rank| fabric.gpu_ranks(rank));
@@ -385,10 +399,10 @@ mod tests {
         }
     }
 
-    /// Has so many ranks, all of them elsewhere.
+    /// A fabric of that many ranks, all in other processes.
     struct Elsewhere(u32);
 
-    // SAFETY: it has no device and gives nothing.
+    // SAFETY: it has no devices, and every call that would return memory panics.
     unsafe impl Fabric for Elsewhere {
         fn name(&self) -> &'static str {
             "elsewhere"
