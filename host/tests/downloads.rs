@@ -26,7 +26,7 @@ fn offsets_that_no_dispatch_wrote_are_refused() {
             .upload(at, bytemuck::cast_slice(&offsets))
             .unwrap();
         let wanted = format!(
-            "tensor row_offsets: wanted what a dispatch writes: 0, and numbers that never decrease, given \
+            "tensor row_offsets: wanted offsets of a dispatch: 0, and numbers that never decrease, given \
              {offsets:?}"
         );
         assert_eq!(rows.download().unwrap_err().to_string(), wanted);

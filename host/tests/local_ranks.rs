@@ -403,8 +403,8 @@ fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
     std::mem::swap(&mut ranks[1], &mut others[1]);
     assert_eq!(
         refused(&mut ranks),
-        "rank 1 is of another communicator than rank 0, which is given first; give all ranks of one \
-         Communicator::new"
+        "rank 1 is of another communicator than rank 0, which is given first; pass ranks that were made \
+         together"
     );
     std::mem::swap(&mut ranks[1], &mut others[1]);
     assert_eq!(notes.take(), [""; 0]);

@@ -169,8 +169,8 @@ fn closing_with_an_open_round_frees_nothing_and_the_round_goes_on() {
         assert_eq!(
             refused.to_string(),
             format!(
-                "rank 0's communicator cannot be closed: {text}; if a peer is lost, synchronize finds it, \
-                 and then it can"
+                "rank 0's communicator cannot be closed: {text}; enqueue the rest of the round, then close \
+                 it; if a peer is lost, drop it, or close it after synchronize has returned the fault"
             )
         );
         assert!(notes.take().iter().all(|call| !call.contains("free")));

@@ -56,7 +56,7 @@ fn a_dropped_rank_that_launched_nothing_is_freed() {
 }
 
 #[test]
-fn a_dropped_rank_is_freed_once_each_of_its_streams_was_synchronised() {
+fn a_dropped_rank_is_freed_once_each_of_its_streams_was_synchronized() {
     let (notes, _, [mut one, two]) = two(config());
     for handle in [8, 9, 8] {
         noted::round(&mut one, stream(handle)).unwrap();
@@ -70,7 +70,7 @@ fn a_dropped_rank_is_freed_once_each_of_its_streams_was_synchronised() {
 }
 
 #[test]
-fn a_dropped_rank_with_a_stream_that_was_not_synchronised_since_is_leaked_with_all_windows() {
+fn a_dropped_rank_with_a_stream_that_was_not_synchronized_since_is_leaked_with_all_windows() {
     let cases: [&[u64]; 3] = [&[], &[9], &[8]];
     for waited in cases {
         let (notes, group, [mut one, two]) = two(config());
@@ -153,7 +153,7 @@ fn dropped_ranks_of_several_nodes_are_leaked() {
 }
 
 #[test]
-fn a_dropped_rank_that_gave_up_is_freed_once_its_streams_were_synchronised() {
+fn a_dropped_rank_that_gave_up_is_freed_once_its_streams_were_synchronized() {
     let (notes, _, ranks) = two(config());
     for mut rank in ranks {
         noted::round(&mut rank, stream(8)).unwrap();

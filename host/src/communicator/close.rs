@@ -1,4 +1,4 @@
-//! How a communicator ends.
+//! The end of a communicator.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::error::local_ranks::LocalRanksError;
 use crate::error::round::Round;
 use crate::error::{Error, leak};
 
-/// Why a communicator was not closed, or not in order. It becomes an [`Error`] by `?`, and then drops a
-/// communicator that it has.
+/// Error of closing a communicator. `?` converts it to an [`Error`], and drops the communicator in it, if
+/// any.
 pub struct CloseError {
-    /// What went wrong.
+    /// The reason.
     pub error: Error,
     /// The communicator as it was, to be closed later: with [`Error::GraphsAlive`],
     /// [`Error::ForeignGraphs`] and [`Error::RoundOpen`]. If it is dropped, its
@@ -55,22 +55,22 @@ impl From<Error> for CloseError {
     }
 }
 
-/// Why some of the ranks that were given to [`Communicator::close_all`] were not closed, or not
-/// in order. It becomes an [`Error`], the first rank's, by `?`; the others' are then warnings.
+/// Errors of [`Communicator::close_all`]. `?` converts it to the [`Error`] of the first rank; those of the
+/// others become warnings.
 #[derive(Debug)]
 pub struct CloseAllError {
-    /// In the order of the ranks that were given; never empty.
+    /// Ranks that failed, in the order of the given ranks; never empty.
     failures: Vec<(Rank, CloseError)>,
     ranks: usize,
 }
 
 impl CloseAllError {
-    /// Every rank that failed, in the order in which the ranks were given. At least one.
+    /// Every rank that failed, in the order of the given ranks. At least one.
     pub fn failures(&self) -> &[(Rank, CloseError)] {
         &self.failures
     }
 
-    /// The same, with the communicators that were given back.
+    /// [`failures`](Self::failures) by value, with the communicators that were not closed.
     pub fn into_failures(self) -> Vec<(Rank, CloseError)> {
         self.failures
     }
@@ -100,32 +100,37 @@ impl From<CloseAllError> for Error {
 
 impl Communicator {
     /// Frees this rank's memory, and with the last rank of this process the windows, after a
-    /// barrier with the other processes. Synchronise the streams in use first. Collective.
-    /// Synchronises.
+    /// barrier with the other processes. Synchronize the streams in use first. Collective.
+    /// Synchronizes.
     ///
-    /// Where ranks share a GPU, freeing can wait for kernels of other ranks. If those wait for a launch
-    /// that this thread, or one that waits, has yet to make, it does until the deadline: close between
-    /// rounds, while none waits so.
+    /// If ranks share a GPU, freeing can wait for kernels of other ranks. If those wait for a launch
+    /// that this thread, or one that waits itself, has yet to make, they do until the deadline: close between
+    /// rounds, while no kernel waits for a launch.
     ///
     /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
-    /// still store into its window then. So a process of several comes here before it ends, also when it is
-    /// done.
+    /// still store into its window then. So one of several processes must close its communicators before it
+    /// ends, even if it is done.
     ///
-    /// A communicator that gave up is closed without a barrier; if it spans processes, its
-    /// windows are leaked; a node group frees them when all its ranks [close](crate::Group::close)
-    /// it. If another process's gave up or was lost and this one's did not, the barrier fails as
-    /// soon as the group's bootstrap says so, at the latest after its timeout, and the windows are
-    /// leaked, with a warning. In an NVSHMEM group a rank that is lost after the barrier, while
+    /// A communicator that gave up, or on which a peer gave up, is closed without a barrier. This call finds
+    /// that by itself, as far as it has happened by now, with two short reads from the device. If the
+    /// communicator spans processes, its windows are then leaked; a node group frees them when all its ranks
+    /// [close](crate::Group::close) it. If another process gave up or was lost and this one did not notice,
+    /// the barrier fails as soon as the group's bootstrap notices, at the latest after its timeout, and the
+    /// windows are leaked, with a warning. In an NVSHMEM group a rank that is lost after the barrier, while
     /// windows are freed, can keep the others waiting for ever, see
     /// [`Group::close`](crate::Group::close).
     ///
     /// # Errors
-    /// [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls, and
-    /// [`Error::ForeignGraphs`] where others made some and nobody has
-    /// [said](Self::assume_no_foreign_graphs) that they are gone: nothing is freed, and [`CloseError`] gives
-    /// the communicator back; so it does with [`Error::RoundOpen`] while a round is open, unless a kernel is
-    /// known to have given up: [`synchronize`](Self::synchronize) first, which waits for that.
-    /// [`Error::Bootstrap`] that names a lost rank, and what the device or the group reports.
+    /// [`CloseError`] returns the communicator, and nothing was freed, with
+    /// - [`Error::RoundOpen`] while a round is open, unless a kernel has given up, or a peer on this rank:
+    ///   enqueue the rest of the round, or if a peer is lost, [`synchronize`](Self::synchronize) first, which
+    ///   waits until this rank gives up;
+    /// - [`Error::GraphsAlive`] while there are graphs that `CudaDevice::capture` made of its calls;
+    /// - [`Error::ForeignGraphs`] if others made graphs of its calls and nobody has
+    ///   [said](Self::assume_no_foreign_graphs) that they are gone.
+    ///
+    /// With [`Error::Bootstrap`], which names a lost rank, and errors of the device or the group, the
+    /// communicator is closed, and memory that could not be freed is leaked.
     pub fn close(mut self) -> Result<(), CloseError> {
         if let Err(error) = self
             .require_no_round()
@@ -147,7 +152,7 @@ impl Communicator {
         Ok(freed.and(left)?)
     }
 
-    /// Checks that no round is open, unless it can never be finished.
+    /// Refuses an open round, unless it can never be finished.
     fn require_no_round(&self) -> Result<(), Error> {
         let (rank, open) = (self.rank, self.round());
         if open == Round::Idle || self.has_given_up() {
@@ -156,7 +161,7 @@ impl Communicator {
         Err(Error::RoundOpen { rank, open })
     }
 
-    /// Whether this rank gave up, or a peer on it, as far as the host or the device knows. Synchronizes.
+    /// Whether this rank gave up, or a peer on it, as far as is known by now. Synchronizes.
     fn has_given_up(&self) -> bool {
         self.require_alive().is_err()
             || self
@@ -171,14 +176,14 @@ impl Communicator {
         if graphs > 0 {
             return Err(Error::GraphsAlive { rank, graphs });
         }
-        match self.streams.have_foreign_graphs() {
-            true => Err(Error::ForeignGraphs { rank }),
-            false => Ok(()),
+        if self.streams.have_foreign_graphs() {
+            return Err(Error::ForeignGraphs { rank });
         }
+        Ok(())
     }
 
-    /// Says that the graphs that others than `CudaDevice::capture` made of this rank's calls so far are gone:
-    /// [`close`](Self::close) is not refused then, and a drop may free. Not collective. Does not synchronise.
+    /// Promises that all graphs of this rank's calls so far that `CudaDevice::capture` did not make are gone:
+    /// [`close`](Self::close) is then not refused, and a drop may free. Not collective. Does not synchronize.
     ///
     /// # Safety
     /// None of them is at work or will be launched.
@@ -186,8 +191,8 @@ impl Communicator {
         self.streams.forget_foreign_graphs();
     }
 
-    /// [`close`](Self::close)s all these ranks of this process, one after another, also behind one
-    /// that fails. Collective. Synchronises.
+    /// [`close`](Self::close)s all these ranks of this process, one after another, and goes on after one
+    /// that fails. Collective. Synchronizes.
     ///
     /// ```
     /// use ferry::{Config, Communicator, Group, Plan};
@@ -207,8 +212,9 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CloseAllError`], with the error of [`close`](Self::close) for each rank that failed. If the round of
-    /// any of these ranks is open ([`Error::RoundOpen`]), none is closed, and all communicators come back:
-    /// the others' kernels may wait for its next call.
+    /// any of these ranks is open ([`Error::RoundOpen`]), none is closed, and
+    /// [`into_failures`](CloseAllError::into_failures) returns all communicators: the others' kernels may
+    /// wait for its next call.
     pub fn close_all(ranks: impl IntoIterator<Item = Self>) -> Result<(), CloseAllError> {
         let communicators: Vec<Self> = ranks.into_iter().collect();
         let ranks = communicators.len();
@@ -245,8 +251,8 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Whether nothing that was launched into its memory can be at work, nor be launched any more. Waits for
-    /// nobody. Between nodes, what a kernel sends may still be under way after its end.
+    /// Whether no kernel that uses its memory can be at work or be launched any more. Waits for
+    /// nobody. Between nodes, rows may still be under way after the end of the kernel that sent them.
     fn is_done(&mut self) -> bool {
         self.windows.are_all_here()
             && !self.plan.shape().spans_nodes()
@@ -272,21 +278,19 @@ impl Drop for Communicator {
             return;
         }
         self.memory.leak();
-        let first = match self.streams.have_foreign_graphs() {
-            false => "",
-            true => {
-                // Its group is not closed any more, as if we had made the graph.
-                std::mem::forget(self.member.clone());
-                "Communicator::assume_no_foreign_graphs once the graphs that others made of its calls are \
-                 gone, then "
-            }
+        let first = if self.streams.have_foreign_graphs() {
+            // Its group cannot be closed any more, as with a live graph of our own.
+            std::mem::forget(self.member.clone());
+            ", after the graphs that others made of its calls are gone (assume_no_foreign_graphs)"
+        } else {
+            ""
         };
         tracing::warn!(rank, "dropped without close: its memory is leaked");
         leak::tell(&format!(
             "rank {rank}'s communicator was dropped without close, and its memory is leaked: something may \
-             still use it; call {first}Communicator::close"
+             still use it; close it instead{first}"
         ));
-        // A dropped holder makes this no more than a count.
+        // Only counts: a dropped holder frees nothing, so that this cannot fail.
         let _ = self.windows.leave(Leave::Dropped);
     }
 }

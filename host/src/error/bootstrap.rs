@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use ferry_layout::MAX_RANKS;
 
-/// Why the processes did not find each other.
+/// Reason why the processes did not find each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -15,11 +15,11 @@ pub enum BootstrapError {
         rank: u32,
         /// Size of the group.
         ranks: u32,
-        /// Where they meet.
+        /// Address of the rendezvous.
         address: SocketAddr,
     },
-    /// Two processes call themselves the same, or a process was started again before rank 0 could see that
-    /// the connection of the one before is dead.
+    /// Two processes with one rank, or a process that was started again before rank 0 noticed that
+    /// the connection of its predecessor is dead.
     #[error(
         "rank {rank} has joined at {address} already: another process was started with the same rank, or the \
          connection of one that is gone is still open (its machine lost power, or its network broke)"
@@ -27,30 +27,30 @@ pub enum BootstrapError {
     DuplicateRank {
         /// The rank.
         rank: u32,
-        /// Where they meet.
+        /// Address of the rendezvous.
         address: SocketAddr,
     },
-    /// Processes do not agree on the size of the group. On rank 0 only when its time is over and
-    /// nobody else has come as that rank.
+    /// Processes disagree on the size of the group. On rank 0 only after its timeout, if
+    /// no other process has come as that rank.
     #[error(
         "rank {rank} expects {ours} ranks, but rank {peer} expects {theirs} (rendezvous at {address})"
     )]
     WorldSize {
         /// This rank.
         rank: u32,
-        /// The size here.
+        /// The size on this rank.
         ours: u32,
         /// The other rank.
         peer: u32,
-        /// The size there.
+        /// The size on the other rank.
         theirs: u32,
-        /// Where they meet.
+        /// Address of the rendezvous.
         address: SocketAddr,
     },
-    /// A key of no bytes.
+    /// An empty key.
     #[error("a key has at least one byte, and this one has none")]
     EmptyKey,
-    /// Processes do not have the same key. On rank 0 only when its time is over and nobody else has
+    /// Processes with different keys. On rank 0 only after its timeout, if no other process has
     /// come as that rank.
     #[error(
         "rank {rank} has {} key, and rank {peer} at {address} has {}: all or none have one, the same",
@@ -66,42 +66,42 @@ pub enum BootstrapError {
         rank: u32,
         /// Whether it has a key.
         ours: bool,
-        /// The other rank, or who calls itself so.
+        /// The other rank, or a process that claims to be it.
         peer: u32,
-        /// Whether that has a key. It may also have one that it did not prove.
+        /// Whether it has a key. It may also have one that it did not prove.
         theirs: bool,
-        /// Where the other is.
+        /// Address of the other process.
         address: SocketAddr,
     },
-    /// Not everybody came.
+    /// Some ranks did not come.
     #[error("ranks {missing:?} of {ranks} did not come to {address} within {seconds} s")]
     MissingRanks {
-        /// Who did not come.
+        /// Ranks that did not come.
         missing: Vec<u32>,
         /// Size of the group.
         ranks: u32,
-        /// Where they meet.
+        /// Address of the rendezvous.
         address: SocketAddr,
-        /// How long rank 0 waited.
+        /// Time that rank 0 waited.
         seconds: f64,
     },
     /// Rank 0 ended the rendezvous; its own error says why.
     #[error("rank 0 at {address} gave up the rendezvous; its own error says why")]
     GivenUp {
-        /// Where they meet.
+        /// Address of the rendezvous.
         address: SocketAddr,
     },
-    /// A rank did not answer. Rank 0 answers when all have come: where `peer` is 0, it may be there
-    /// and wait for another, and nobody is known to be lost.
+    /// A rank did not answer. Rank 0 answers when all have come: if `peer` is 0, it may be there
+    /// and wait for another rank, and no rank is known to be lost.
     #[error("rank {peer} at {address} did not answer within {seconds} s ({doing})")]
     Timeout {
-        /// Who was waited for.
+        /// The rank.
         peer: u32,
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
-        /// What was going on.
+        /// The step at that time.
         doing: &'static str,
-        /// How long.
+        /// Length of the wait.
         seconds: f64,
     },
     /// A rank speaks another protocol, another version of it, or makes other calls.
@@ -109,54 +109,54 @@ pub enum BootstrapError {
         "rank {peer} at {address} sent something unexpected ({doing}): wanted {wanted:#x}, got {got:#x}"
     )]
     Unexpected {
-        /// Who.
+        /// The rank.
         peer: u32,
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
-        /// What was going on.
+        /// The step at that time.
         doing: &'static str,
-        /// What was wanted.
+        /// Expected value.
         wanted: u64,
-        /// What came.
+        /// Received value.
         got: u64,
     },
     /// The connection to a rank failed.
     #[error("connection to rank {peer} at {address} failed ({doing}): {source}")]
     Io {
-        /// Who.
+        /// The rank.
         peer: u32,
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
-        /// What was going on.
+        /// The step at that time.
         doing: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A rank was lost: its process ended, its connection broke, it did not keep to the protocol,
-    /// or rank 0 waited for it in vain. Told by another rank, or known from an earlier call.
+    /// A rank was lost: its process ended, its connection broke, it broke the protocol,
+    /// or rank 0 waited for it in vain. Reported by another rank, or known from an earlier call.
     #[error("rank {rank} was lost: {reason}")]
     Lost {
-        /// The lost one.
+        /// The lost rank.
         rank: u32,
-        /// What the rank that saw it said.
+        /// Reason, in words of the rank that noticed.
         reason: String,
     },
-    /// A rank gave up, and nobody is known to be lost: rank 0 came late, or waited for a rank that did. Told
-    /// by that rank, or known from an earlier call.
+    /// A rank gave up, and no rank is known to be lost: rank 0 came late, or waited for a rank that did.
+    /// Reported by that rank, or known from an earlier call.
     #[error("rank {rank} gave up: {reason}")]
     GaveUp {
-        /// Who gave up.
+        /// The rank that gave up.
         rank: u32,
         /// Its reason.
         reason: String,
     },
-    /// A group of more ranks than Ferry's have.
+    /// A group of too many ranks.
     #[error("ranks is {ranks}, but a group has at most {MAX_RANKS}")]
     TooManyRanks {
-        /// How many it would have.
+        /// Number of ranks.
         ranks: u32,
     },
-    /// A rank that a group does not have.
+    /// A rank that is not in the group.
     #[error("rank {rank} is not among {ranks} ranks")]
     NotAmong {
         /// The rank.
@@ -164,17 +164,17 @@ pub enum BootstrapError {
         /// Size of the group.
         ranks: u32,
     },
-    /// An all-gather that did not give one rank's bytes for each rank.
-    #[error("an all-gather of {ranks} ranks gave the bytes of {given}")]
+    /// An all-gather that did not return the bytes of each rank.
+    #[error("an all-gather of {ranks} ranks returned the bytes of {given}")]
     Gathered {
-        /// How many it gave.
+        /// Number of ranks whose bytes it returned.
         given: usize,
         /// Size of the group.
         ranks: u32,
     },
-    /// An all-gather that put something else in this rank's place than this rank gave.
+    /// An all-gather that returned other bytes for this rank than this rank passed.
     #[error(
-        "an all-gather gave rank {rank} other bytes in its own place than it had given; bytes come by \
+        "an all-gather returned other bytes for rank {rank} than that rank passed; bytes are ordered by \
          rank, as all processes number them"
     )]
     OtherPlace {
@@ -186,14 +186,14 @@ pub enum BootstrapError {
     Other {
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
 }
 
 impl BootstrapError {
-    /// The rank that was lost, or did not keep to the protocol, once the processes had met. `None`
-    /// where that is not known: of a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and of
+    /// The rank that was lost, or broke the protocol, after the processes had met. `None`
+    /// if it is not known: with a [`Timeout`](Self::Timeout) on rank 0 (`peer` is 0) and with
     /// [`GaveUp`](Self::GaveUp), all may be there.
     pub const fn lost_rank(&self) -> Option<u32> {
         match self {

@@ -1,4 +1,4 @@
-//! What the CUDA driver says.
+//! Errors of the CUDA driver.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use std::fmt;
 pub struct CudaError {
     /// The function: "cuLaunchKernelEx".
     pub call: &'static str,
-    /// What it returned.
+    /// Its result.
     pub code: u32,
     /// The code's name: "CUDA_ERROR_INVALID_VALUE".
     pub name: String,
-    /// What the call was about, or the compiler's log; may be empty.
+    /// Subject of the call, or the compiler's log; may be empty.
     pub detail: String,
 }
 

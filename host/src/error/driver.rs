@@ -1,10 +1,10 @@
-//! Whether driver, device and kernels fit.
+//! Errors of drivers, devices and kernels that do not fit together.
 
-/// Why kernels cannot run on a device of this machine.
+/// Reason why kernels cannot run on a device of this machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// A CUDA driver without a function that is needed.
+    /// A CUDA driver without a required function.
     #[error("the CUDA driver (CUDA {driver}) has no {function}; install a newer driver")]
     TooOld {
         /// The function: "cuLaunchKernelEx".
@@ -30,9 +30,9 @@ pub enum DriverError {
     NoKernelFor {
         /// The device's name.
         device: String,
-        /// "8.0".
+        /// Its compute capability: "8.0".
         capability: String,
-        /// "sm_80, sm_90a".
+        /// Targets of the embedded kernels: "sm_80, sm_90a".
         available: String,
     },
 }

@@ -1,15 +1,15 @@
-//! Problems of kernels that were given.
+//! Problems with the user's kernels.
 
 use ferry_layout::FINGERPRINT_VARIABLE;
 
-/// What is wrong with PTX that was given.
+/// Problem with the given PTX.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelsError {
     /// The text is no PTX for the driver's compiler.
     #[error("the kernels' text is not PTX: {reason}")]
     NotPtx {
-        /// What it has or lacks.
+        /// The part that it has or lacks.
         reason: String,
     },
     /// The PTX is for an architecture that is not known.
@@ -17,32 +17,32 @@ pub enum KernelsError {
         "the kernels' .target is `{found}`, but it must be sm_80 or a later one, such as sm_90a"
     )]
     Target {
-        /// What the `.target` line names.
+        /// Target of the `.target` line.
         found: String,
     },
-    /// A kernel that is needed is not there.
+    /// A required kernel is missing.
     #[error("the PTX for {target} has no kernel {kernel}")]
     Missing {
         /// Its name.
         kernel: String,
-        /// What the PTX is for.
+        /// Target of the PTX.
         target: String,
     },
-    /// A kernel takes something else than it is given.
+    /// A kernel takes other parameters than it is passed.
     #[error("the kernel {kernel} is given parameters of {wanted:?} bytes, but takes {found:?}")]
     Parameters {
         /// Its name.
         kernel: String,
-        /// Bytes of each parameter that it is given.
+        /// Bytes of each parameter that is passed.
         wanted: Vec<u64>,
-        /// Bytes of each that it takes.
+        /// Bytes of each parameter that it takes.
         found: Vec<u64>,
     },
-    /// Kernels that reach ranks of other nodes are needed.
+    /// The kernels cannot reach ranks of other nodes.
     #[cfg(feature = "nvshmem")]
-    #[error("the PTX for {target} was built without NVSHMEM, which Group::nvshmem needs")]
+    #[error("the PTX for {target} was built without NVSHMEM, which an NVSHMEM group needs")]
     WithoutNvshmem {
-        /// What the PTX is for.
+        /// Target of the PTX.
         target: String,
     },
     /// The kernels were built from another memory layout than this library.
@@ -52,9 +52,9 @@ pub enum KernelsError {
         found.map_or_else(|| "missing".to_owned(), |found| format!("{found:#018x}"))
     )]
     Layout {
-        /// The fingerprint here.
+        /// Fingerprint of this library.
         wanted: u64,
-        /// The one in the PTX; `None` if it has none.
+        /// Fingerprint in the PTX; `None` if it has none.
         found: Option<u64>,
     },
 }

@@ -1,23 +1,23 @@
-//! Why a call for all ranks of a process failed.
+//! Errors of a call for all ranks of a process.
 
 use ferry_layout::Rank;
 
 use crate::error::Error;
 
-/// A call for all ranks of a process, such as
-/// [`Communicator::dispatch_all`](crate::Communicator::dispatch_all), that failed.
+/// Error of a call for all ranks of a process, such as
+/// [`Communicator::dispatch_all`](crate::Communicator::dispatch_all).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalRanksError {
-    /// Not one value for each rank. Nothing was launched.
+    /// An argument without one value for each rank. Nothing was launched.
     #[error(
         "{given} {argument} were given, but the call is for {} ranks, {local:?}, and takes one for each",
         local.len()
     )]
     Count {
-        /// Of what: "streams", "inputs", "outputs".
+        /// The argument: "streams", "inputs", "outputs".
         argument: &'static str,
-        /// How many there are.
+        /// Number of its values.
         given: usize,
         /// The ranks of the call.
         local: Vec<u32>,
@@ -25,13 +25,13 @@ pub enum LocalRanksError {
     /// A check of a rank failed, or the first launch. Nothing was launched, on any rank.
     #[error("rank {}: {source}; nothing was launched on any rank", rank.0)]
     Refused {
-        /// The first rank whose check failed, or whose launch was the first.
+        /// The first rank whose check failed, or the rank of the first launch.
         rank: Rank,
-        /// What was found.
+        /// Error of the check or the launch.
         source: Box<Error>,
     },
     /// The kernel of a rank could not be launched, and those of ranks before it were. All ranks of the call
-    /// give [`Poisoned`](Self::Poisoned) from now on; the kernels that were launched end by their deadline.
+    /// return [`Poisoned`](Self::Poisoned) from now on; the kernels that were launched end by their deadline.
     #[error(
         "the launch on rank {} failed, and all ranks of the call must be built anew: {source}",
         rank.0
@@ -39,21 +39,21 @@ pub enum LocalRanksError {
     NotLaunched {
         /// The rank.
         rank: Rank,
-        /// What the launch reported.
+        /// Error of the launch.
         source: Box<Error>,
     },
-    /// An earlier call was [not launched](Self::NotLaunched) on one of its ranks, and this communicator is of
-    /// no use any more.
+    /// An earlier call was [not launched](Self::NotLaunched) on one of its ranks, and this communicator
+    /// cannot be used any more.
     #[error(
         "the communicator must be built anew: a call for all ranks of this process could not be launched on \
          rank {}",
         rank.0
     )]
     Poisoned {
-        /// Where it could not be launched.
+        /// The rank without a launch.
         rank: Rank,
     },
-    /// A rank was not closed, because the round of another one is open. Nothing was freed.
+    /// A rank was not closed, because the round of another rank is open. Nothing was freed.
     #[error("not closed: the round of rank {} is open; finish it, then close all", other.0)]
     NotClosed {
         /// The first rank whose round is open.
@@ -64,14 +64,14 @@ pub enum LocalRanksError {
     NoRanks,
     /// Ranks of two communicators in one call. Nothing was launched.
     #[error(
-        "rank {} is of another communicator than rank {}, which is given first; give all ranks of one \
-         Communicator::new",
+        "rank {} is of another communicator than rank {}, which is given first; pass ranks that were made \
+         together",
         other.0, first.0
     )]
     OtherCommunicator {
         /// The first rank of the call.
         first: Rank,
-        /// The first one that is not of its communicator.
+        /// The first rank of another communicator.
         other: Rank,
     },
     /// A rank that this process drives is not in the call. Nothing was launched.
@@ -80,7 +80,7 @@ pub enum LocalRanksError {
         rank.0
     )]
     Missing {
-        /// The first one that is missing.
+        /// The first rank that is missing.
         rank: Rank,
         /// The ranks of the call.
         given: Vec<u32>,

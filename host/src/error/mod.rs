@@ -1,4 +1,4 @@
-//! Everything that can go wrong, as types.
+//! The errors of this library.
 
 pub(crate) mod bootstrap;
 pub(crate) mod input_fault;
@@ -41,9 +41,8 @@ pub use plan::{PlanError, Problem};
 pub use shared_gpu::SharedGpuError;
 pub use tensor::TensorError;
 
-/// What a call of this library can fail with. Nothing was launched by a call that fails, except
-/// where [`Fault`](Self::Fault) says what a kernel launched earlier met, and of
-/// `LocalRanksError::NotLaunched`.
+/// Error of a call of this library. A call that fails has launched nothing, except with
+/// [`LocalRanksError::NotLaunched`]; [`Fault`](Self::Fault) is about a kernel that was launched earlier.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -51,7 +50,7 @@ pub enum Error {
     /// or in another layout than the format's.
     #[error("the format is {format:?}, and the dispatch's outputs have {given}")]
     WrongScales {
-        /// What there is.
+        /// Scales in the outputs, in words: "no scales".
         given: &'static str,
         /// The plan's format.
         format: TokenFormat,
@@ -74,7 +73,7 @@ pub enum Error {
         /// The plan's format.
         format: TokenFormat,
     },
-    /// A fused SiLU whose sizes do not work.
+    /// A fused SiLU with sizes that it does not take.
     #[error(
         "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are \
          a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"
@@ -82,30 +81,30 @@ pub enum Error {
     SiluColumns {
         /// Columns of the output.
         columns: usize,
-        /// What they must be a multiple of.
+        /// Required divisor of the columns.
         multiple: usize,
         /// Rows of the output.
         capacity: usize,
-        /// Experts: one less than row offsets.
+        /// Experts: one less than the row offsets.
         experts: usize,
     },
-    /// A fused SiLU that clamps to nothing.
+    /// A fused SiLU with a limit that is not above 0.
     #[error("the activation's limit is {limit}, but it must be above 0")]
     SiluLimit {
-        /// [`Activation::Clamped`](crate::Activation)'s.
+        /// The limit of [`Activation::Clamped`](crate::Activation).
         limit: f32,
     },
-    /// PTX that was given does not fit.
+    /// The given PTX does not fit.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Kernels(#[from] crate::error::kernels::KernelsError),
     /// The configuration does not work; every problem is listed.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A group without ranks, or of more than a window is laid out for.
+    /// A group without ranks, or with more than [`MAX_RANKS`].
     #[error("ranks is {ranks}, but a group has 1 to {MAX_RANKS}")]
     RankCount {
-        /// Number of its ranks.
+        /// Ranks of the group.
         ranks: u32,
     },
     /// A fabric that has ranks, but none in this process.
@@ -116,14 +115,14 @@ pub enum Error {
         /// Ranks of the group.
         ranks: u32,
     },
-    /// A device that stands twice in a group.
+    /// A device that is listed twice in a group.
     #[error("device {device} is listed twice (positions {first} and {second}); see share_gpus")]
     DeviceListedTwice {
         /// The device's number.
         device: usize,
-        /// Where it stands first.
+        /// Its first position.
         first: usize,
-        /// Where it stands again.
+        /// Its second position.
         second: usize,
     },
     /// A device that this machine does not have.
@@ -131,7 +130,7 @@ pub enum Error {
     NoSuchDevice {
         /// The device's number.
         device: usize,
-        /// How many there are.
+        /// Number of devices.
         devices: usize,
     },
     /// Two devices that cannot write each other's memory.
@@ -142,12 +141,12 @@ pub enum Error {
     NoPeerAccess {
         /// The device that would write.
         from: usize,
-        /// The device it would write to.
+        /// The device that it would write to.
         to: usize,
     },
     /// A GPU that two processes of a group were given.
     #[error(
-        "ranks {} and {} were given the same GPU, {device}; where that is meant, all of them say share_gpus",
+        "ranks {} and {} were given the same GPU, {device}; if that is intended, all of them set share_gpus",
         first.0, second.0
     )]
     GpuShared {
@@ -158,7 +157,7 @@ pub enum Error {
         /// The GPU, as the driver's tools name it.
         device: String,
     },
-    /// Ranks that share a GPU, and cannot so.
+    /// Ranks cannot share a GPU as they would.
     #[error(transparent)]
     SharedGpu(#[from] SharedGpuError),
     /// A rank that this process does not drive.
@@ -166,15 +165,15 @@ pub enum Error {
     NotLocal {
         /// The rank.
         rank: Rank,
-        /// Those that it drives.
+        /// The ranks that it drives.
         local: Vec<u32>,
     },
-    /// A half of a split call where nothing travels.
+    /// A half of a split call with [`skip_a2a`](crate::Config::skip_a2a).
     #[error(
-        "{call} sends and does not wait, but the plan's skip_a2a is true, and nothing is sent: call the whole"
+        "{call} is half a call, but the plan's skip_a2a is true, and nothing is sent: make the whole call"
     )]
     SplitWithoutTravel {
-        /// What was called.
+        /// The call.
         call: &'static str,
     },
     /// A plan that was made for a group of another size.
@@ -191,35 +190,35 @@ pub enum Error {
          reaches no other nodes"
     )]
     PlanSpansNodes {
-        /// Ranks of a node, by the plan.
+        /// Ranks per node, by the plan.
         p2p_world_size: u32,
         /// Ranks of the plan and of the group.
         ranks: u32,
         /// The group's kind: "local".
         group: &'static str,
     },
-    /// A fabric whose answer is not what a communicator needs.
-    #[error("{call} of the {fabric} fabric gave {given} {unit}, but {wanted} are needed")]
+    /// A fabric whose answer does not suffice for a communicator.
+    #[error("{call} of the {fabric} fabric returned {given} {unit}, but {wanted} are needed")]
     FabricAnswer {
         /// The fabric's name.
         fabric: &'static str,
-        /// What was asked: "alloc_windows".
+        /// The call: "alloc_windows".
         call: &'static str,
-        /// What is counted: "windows", or "bytes of a window".
+        /// Unit of the numbers: "windows", or "bytes of a window".
         unit: &'static str,
-        /// How many it must give.
+        /// Number that is needed.
         wanted: u64,
-        /// How many it gave.
+        /// Number that it returned.
         given: u64,
     },
     /// The processes did not find each other.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// Ranks were configured differently, or are of builds that do not understand each other.
+    /// Ranks were configured differently, or come from incompatible builds.
     #[error(
         "rank {} and rank {} were configured differently, or built from different versions of ferry: \
          fingerprints {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here \
-         {PROTOCOL_VERSION}); compare their Config, the number of ranks, and the builds",
+         {PROTOCOL_VERSION}); compare their configurations, the number of ranks, and the builds",
         rank.0, peer.0
     )]
     ShapeMismatch {
@@ -235,27 +234,27 @@ pub enum Error {
     /// Processes that cannot be a node group.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// Initialisation failed on another rank, whose own error says why.
-    #[error("initialisation failed on rank {}, in: {step}; its own error says why", rank.0)]
+    /// Initialization failed on another rank, whose own error says why.
+    #[error("initialization failed on rank {}, in: {step}; its own error says why", rank.0)]
     PeerFailed {
         /// The first rank that failed.
         rank: Rank,
-        /// What it was doing.
+        /// The step that failed.
         step: &'static str,
     },
     /// A tensor that does not fit.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// Device memory that is shorter than what was asked of it.
+    /// Device memory that is too short for a copy or a fill.
     #[error("{call} of {wanted} bytes at {address:#x}, where {given} bytes may be used")]
     MemoryTooShort {
-        /// What was asked: "upload".
+        /// The call: "upload".
         call: &'static str,
-        /// Where.
+        /// Address of the memory.
         address: u64,
-        /// Bytes that it takes.
+        /// Bytes that the call takes.
         wanted: u64,
-        /// Bytes that there are.
+        /// Bytes of the memory.
         given: u64,
     },
     /// More scales in a dispatch's outputs than kernels can count: their words are numbered in 32 bits.
@@ -264,23 +263,23 @@ pub enum Error {
          give fewer"
     )]
     TooManyScales {
-        /// What is counted: "rows", or "blocks" of 128 rows.
+        /// Unit of the numbers: "rows", or "blocks" of 128 rows.
         unit: &'static str,
-        /// How many there are.
+        /// Number in the outputs.
         given: usize,
-        /// How many there may be.
+        /// Largest number.
         max: u64,
     },
-    /// Buffers for a dispatch that cannot be: nothing was allocated. Or outputs that do not even hold the
-    /// shared expert's rows.
+    /// A capacity that a dispatch's outputs cannot have, or one that does not even suffice for the shared
+    /// expert's rows. Nothing was allocated.
     #[error("the capacity of a dispatch's outputs does not work: {0}")]
     Capacity(Problem),
-    /// Two tensors of one call that must be apart.
-    #[error("tensor {first} overlaps tensor {second}; give them memory of their own")]
+    /// Two tensors of one call that overlap and must not.
+    #[error("tensor {first} overlaps tensor {second}; give each memory of its own")]
     TensorsOverlap {
-        /// The one that is written.
+        /// The tensor that is written.
         first: &'static str,
-        /// The one that is read, or written as well.
+        /// The tensor that is read, or written as well.
         second: &'static str,
     },
     /// More tokens than the plan allows.
@@ -291,20 +290,19 @@ pub enum Error {
         /// `max_tokens_per_rank`.
         max: usize,
     },
-    /// Weights for a combine whose mode applied them at the experts already.
+    /// Weights for a combine in reduced mode, where the experts' rank has applied the dispatch's weights.
     #[error(
-        "combine was given topk_weights, but in reduced mode the dispatch's weights count; give \
+        "combine was given topk_weights, but in reduced mode the dispatch's weights count; pass \
          them to the dispatch, or configure the exact mode"
     )]
     WeightsInReducedMode,
     /// Summed output without weights, or separate output with weights, in exact mode.
     #[error(
-        "combine in exact mode {}; {}",
-        if *.weights { "was given topk_weights" } else { "was given no topk_weights" },
+        "combine in exact mode {}",
         if *.weights {
-            "its output is then [tokens, hidden] (CombineOutput::Summed)"
+            "was given topk_weights: its output is then summed, [tokens, hidden]"
         } else {
-            "its output is then [tokens, top_k, hidden] (CombineOutput::Apart)"
+            "was given no topk_weights: its output then has the rows apart, [tokens, top_k, hidden]"
         }
     )]
     WrongCombineOutput {
@@ -313,8 +311,8 @@ pub enum Error {
     },
     /// Separate output in reduced mode.
     #[error(
-        "combine in reduced mode gives sums, [tokens, hidden] (CombineOutput::Summed); rows are \
-         kept apart only in exact mode"
+        "combine in reduced mode writes sums, [tokens, hidden]; rows are kept apart, \
+         [tokens, top_k, hidden], only in exact mode"
     )]
     ApartInReducedMode,
     /// A call that does not come next in its rank's round.
@@ -324,33 +322,33 @@ pub enum Error {
         call: &'static str,
         /// The rank.
         rank: Rank,
-        /// How far its round is.
+        /// State of its round.
         open: Round,
     },
-    /// A communicator whose round is open was to be closed. Nothing was freed, and nothing is closed: finish
-    /// the round, then close the communicator that [`CloseError`](crate::CloseError) returned.
+    /// A communicator cannot be closed while its round is open. Nothing was freed, and nothing is closed:
+    /// finish the round, then close the communicator that [`CloseError`](crate::CloseError) returned.
     #[error(
-        "rank {}'s communicator cannot be closed: {open}; if a peer is lost, synchronize finds it, and then \
-         it can",
+        "rank {}'s communicator cannot be closed: {open}; enqueue the rest of the round, then close it; if a \
+         peer is lost, drop it, or close it after synchronize has returned the fault",
         rank.0
     )]
     RoundOpen {
-        /// Whose.
+        /// The rank.
         rank: Rank,
-        /// How far its round is.
+        /// State of its round.
         open: Round,
     },
-    /// A kernel met this and gave up: the communicator is poisoned. A fault of the input is no error but
+    /// A kernel gave up for this reason: the communicator is poisoned. A fault of the input is no error but
     /// an [`InputFault`](crate::InputFault).
     #[error("{0}")]
     Fault(Fault),
-    /// The communicator gave up earlier and must be built anew. The fault says why; if it is an
-    /// input fault, it came before the reason and took its place.
+    /// The communicator gave up earlier and must be built anew. The fault is the reason; an
+    /// input fault preceded the reason and took its place.
     #[error("the communicator gave up and must be built anew{}: {}", in_its_place(.0), .0)]
     Poisoned(Fault),
-    /// A peer has given up on this rank, which came late: the communicator is poisoned, and this is
-    /// what every later call gives. Of several late ranks only those are told that a peer named as
-    /// [`Fault::culprit`]. What this rank has received so far may be whole.
+    /// A peer has given up on this rank, which came late: the communicator is poisoned, and every later call
+    /// returns this error. Of several late ranks only those learn of it that a peer named as
+    /// [`Fault::culprit`]. The rows that this rank has received so far may be complete.
     #[error(
         "rank {} came late, and rank {} had given up on it; the communicator must be built anew",
         rank.0, peer.0
@@ -358,7 +356,7 @@ pub enum Error {
     PeerGaveUp {
         /// This rank.
         rank: Rank,
-        /// The lowest rank that has told this one.
+        /// The lowest rank that gave up on this one.
         peer: Rank,
     },
     /// A call for all ranks of the process failed, on one of them or for all.
@@ -367,79 +365,80 @@ pub enum Error {
     /// A fault page that does not read as a fault.
     #[error("rank {}'s fault page is damaged: {page:?}", rank.0)]
     FaultPageDamaged {
-        /// Whose.
+        /// The rank.
         rank: Rank,
-        /// What it holds.
+        /// Its contents.
         page: Box<FaultPage>,
     },
-    /// The simulator refused.
+    /// The simulator failed.
     #[cfg(feature = "simulator")]
     #[error(transparent)]
     Simulator(#[from] ferry_simulator::SimulatorError),
-    /// The CUDA driver refused.
+    /// A call of the CUDA driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// The CUDA driver, or the device, does not fit the kernels.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A shared library that is not there.
+    /// A shared library that could not be loaded.
     #[error("{library} could not be loaded ({reason}); looked for {}", paths(.tried))]
     LibraryMissing {
-        /// What it is: "the CUDA driver", "the NVSHMEM host library".
+        /// Name of the library: "the CUDA driver", "the NVSHMEM host library".
         library: &'static str,
-        /// Where it was looked for.
+        /// Paths that were tried.
         tried: Vec<PathBuf>,
-        /// What the loader said.
+        /// Error of the loader.
         reason: String,
     },
-    /// A stream, memory or a context that belongs elsewhere than to the device it is for.
+    /// A stream, memory or a context of another device than the one that it is used for.
     #[error("{what} belongs to {owner}, and is used for {device}")]
     OtherDevice {
-        /// What it is: "the stream".
+        /// Kind of the object: "the stream".
         what: &'static str,
-        /// What it belongs to: "cuda:1", or another context of the same device.
+        /// Its owner: "cuda:1", or another context of the same device.
         owner: String,
         /// The device.
         device: String,
     },
-    /// NVSHMEM refused, or does not fit.
+    /// A call of NVSHMEM failed, or its library does not fit.
     #[error(transparent)]
     Nvshmem(#[from] NvshmemError),
-    /// A communicator that graphs will launch was to be closed. Nothing was freed, and nothing is
-    /// closed: drop the graphs, then close what [`CloseError`](crate::CloseError) gave back.
+    /// A communicator cannot be closed while graphs may launch it. Nothing was freed, and nothing is
+    /// closed: drop the graphs, then close the communicator that [`CloseError`](crate::CloseError) returned.
     #[error(
         "rank {}'s communicator cannot be closed: {graphs} CUDA graphs that were captured of it are alive; \
          drop them first",
         rank.0
     )]
     GraphsAlive {
-        /// Whose.
+        /// The rank.
         rank: Rank,
-        /// Graphs that `CudaDevice::capture` gave.
+        /// Number of live graphs of `CudaDevice::capture`.
         graphs: usize,
     },
-    /// The same, of [graphs of others](crate::Communicator::assume_no_foreign_graphs): destroy them first.
+    /// A communicator cannot be closed while
+    /// [graphs of others](crate::Communicator::assume_no_foreign_graphs) may launch it: destroy them first.
     #[error(
-        "rank {}'s communicator cannot be closed: others made a graph of its calls; destroy it, and say so \
-         by Communicator::assume_no_foreign_graphs",
+        "rank {}'s communicator cannot be closed: others made a graph of its calls; destroy it, then call \
+         assume_no_foreign_graphs",
         rank.0
     )]
     ForeignGraphs {
-        /// Whose.
+        /// The rank.
         rank: Rank,
     },
-    /// A group with open communicators was to be closed, or with graphs of them. Nothing was done.
+    /// A group cannot be closed while it has open communicators, or graphs of them. Nothing was done.
     #[error(
         "the group cannot be closed: {communicators} of its communicators in this process are open, or \
          graphs that were captured of them are alive; close them and drop the graphs first"
     )]
     CommunicatorsOpen {
-        /// How many.
+        /// Number of communicators that are open or have graphs.
         communicators: usize,
     },
-    /// A call with an option, of a communicator whose plan has none.
+    /// A call with an option, on a communicator whose plan has [`options`](crate::Config::options) unset.
     #[error(
-        "the call gives an option (see Config::options), but the plan's `options` is false: set it"
+        "the call has an option, but the plan's `options` is false: set it in the configuration"
     )]
     WithoutOptions,
     /// The epilogue, the row weights or the output element of a combine do not fit.
@@ -450,18 +449,18 @@ pub enum Error {
     GreenContext {
         /// [`Config::max_sms`](crate::Config).
         max_sms: Option<u32>,
-        /// Multiprocessors of the green context.
+        /// Multiprocessors in the green context.
         multiprocessors: u32,
     },
     /// The group was closed.
     #[error("the group was closed; make a new one")]
     GroupClosed,
-    /// The operating system refused.
+    /// A call of the operating system failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was attempted.
+        /// The attempt, in words.
         doing: String,
-        /// What it said.
+        /// Error of the call.
         source: std::io::Error,
     },
 }

@@ -1,55 +1,55 @@
-//! Why processes are no node group.
+//! Errors of processes that cannot be a node group.
 
 use ferry_layout::Rank;
 
 use super::cuda::CudaError;
 
-/// Why processes do not become a node group. No kernel was launched.
+/// Reason why processes cannot form a node group. No kernel was launched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// A process that counts the ranks in another way than this one.
+    /// A process that numbers or counts the ranks in another way than this one.
     #[error(
         "rank {} calls itself rank {called} of {theirs}, and here there are {ours} ranks; give every \
          process a rank of its own and the same number of ranks",
         rank.0
     )]
     RankCount {
-        /// Where its bytes stand.
+        /// Position of its bytes in the all-gather.
         rank: Rank,
-        /// What it calls itself.
+        /// Its own number for itself.
         called: u32,
-        /// Ranks there.
+        /// Number of ranks there.
         theirs: u32,
-        /// Ranks here.
+        /// Number of ranks here.
         ours: u32,
     },
     /// Ranks on different nodes.
     #[error(
         "ranks {} and {} are on different nodes, {first_node} and {second_node}; a node group has all \
-         its ranks on one, Group::nvshmem may have them on several",
+         its ranks on one, an NVSHMEM group may have them on several",
         first.0, second.0
     )]
     OtherNode {
         /// The first rank.
         first: Rank,
-        /// The first one that is elsewhere.
+        /// The first rank on another node.
         second: Rank,
-        /// The name and the boot of the first one's machine.
+        /// Name and boot of the first rank's machine.
         first_node: String,
-        /// Those of the second one's.
+        /// Name and boot of the second rank's machine.
         second_node: String,
     },
     /// Ranks of one process.
     #[error(
         "ranks {} and {} are in one process ({process}), which cannot map its own memory once more; \
-         Group::local has several ranks in one process",
+         a local group has several ranks in one process",
         first.0, second.0
     )]
     SameProcess {
         /// The first rank.
         first: Rank,
-        /// The next one.
+        /// The next rank in the same process.
         second: Rank,
         /// The process's number.
         process: u32,
@@ -63,9 +63,9 @@ pub enum NodeError {
     OtherNamespace {
         /// The first rank.
         first: Rank,
-        /// The next one.
+        /// The first rank in another namespace.
         second: Rank,
-        /// "IPC" or "PID".
+        /// Kind of the namespace: "IPC" or "PID".
         kind: &'static str,
     },
     /// A part of a GPU.
@@ -79,22 +79,22 @@ pub enum NodeError {
     },
     /// Two ranks whose GPUs cannot write each other's memory.
     #[error(
-        "the GPU of rank {} ({device}) cannot access the memory of that of rank {} ({peer_device}); a \
-         node group needs peer access between every two of its GPUs, which parts of a GPU (MIG) have \
-         not",
+        "the GPU of rank {} ({device}) cannot access the memory of the GPU of rank {} ({peer_device}); a \
+         node group needs peer access between every two of its GPUs, which parts of a GPU (MIG) do not \
+         have",
         rank.0, peer.0
     )]
     NoPeerAccess {
         /// This rank.
         rank: Rank,
-        /// The other one.
+        /// The other rank.
         peer: Rank,
         /// This rank's GPU, as the driver's tools name it.
         device: String,
-        /// The other one.
+        /// The other rank's GPU.
         peer_device: String,
     },
-    /// A window that cannot be given to other processes.
+    /// A window that cannot be shared with other processes.
     #[error(
         "rank {} cannot share its window with other processes: {source}; parts of a GPU (MIG) and some \
          virtual machines have no CUDA IPC",
@@ -103,10 +103,10 @@ pub enum NodeError {
     NotShared {
         /// This rank.
         rank: Rank,
-        /// What the driver said.
+        /// Error of the driver.
         source: CudaError,
     },
-    /// A window that is not an allocation of its own, or is shorter than its rank said: its handle would give
+    /// A window that is not an allocation of its own, or is shorter than its rank said: its handle would map
     /// other memory.
     #[error(
         "rank {} finds the window of rank {}, {wanted} bytes at {at:#x}, in an allocation of \
@@ -116,56 +116,56 @@ pub enum NodeError {
     NotWhole {
         /// This rank.
         rank: Rank,
-        /// Whose window it is.
+        /// The window's rank.
         owner: Rank,
-        /// Where this rank has the window.
+        /// Address of the window on this rank.
         at: u64,
         /// Bytes that it must have.
         wanted: u64,
-        /// Where the allocation begins.
+        /// Start of the allocation.
         base: u64,
         /// Bytes of the allocation.
         bytes: u64,
     },
-    /// Ranks that make different communicators at one time, each of which takes part in the other's.
+    /// Ranks that make different communicators at one time, and share each other's windows.
     #[error(
         "ranks 0 and {} share windows of different communicators: number {} of {} bytes, and number {} of {} \
          bytes; make communicators in the same order in all processes",
         second.0, numbers[0], bytes[0], numbers[1], bytes[1]
     )]
     OtherWindow {
-        /// The first rank whose window is not the one of rank 0.
+        /// The first rank whose window is another one than rank 0's.
         second: Rank,
-        /// Which of the group's windows they are, on rank 0 and on that rank.
+        /// Numbers of the windows within the group, on rank 0 and on that rank.
         numbers: [u64; 2],
-        /// Their bytes.
+        /// Bytes of the windows.
         bytes: [u64; 2],
     },
-    /// A mapped window that is not the memory that its rank calls its own.
+    /// A mapped window that is not its rank's memory.
     #[error(
-        "what rank {} mapped as the window of rank {} is other memory: it has not the number that rank {} \
-         wrote",
+        "the memory that rank {} mapped as the window of rank {} is not that window: it does not have the \
+         number that rank {} wrote",
         rank.0, peer.0, peer.0
     )]
     OtherMemory {
         /// This rank.
         rank: Rank,
-        /// Whose window it should be.
+        /// The rank whose window it should be.
         peer: Rank,
     },
     /// A window of another rank that cannot be mapped.
     #[error(
         "rank {} cannot map the window of rank {}: {source}; CUDA IPC needs peer access between the \
-         two GPUs, no parts of a GPU (MIG), and, where the processes are in containers, one IPC \
+         two GPUs, no parts of a GPU (MIG), and, if the processes are in containers, one IPC \
          namespace (--ipc=host) and one PID namespace for all",
         rank.0, peer.0
     )]
     NotMapped {
         /// This rank.
         rank: Rank,
-        /// Whose window it is.
+        /// The window's rank.
         peer: Rank,
-        /// What the driver said.
+        /// Error of the driver.
         source: CudaError,
     },
 }

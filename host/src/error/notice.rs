@@ -1,4 +1,4 @@
-//! Warnings that reach everybody, also those who have no subscriber of `tracing`.
+//! Warnings that are visible without a subscriber of `tracing`, too.
 
 use std::io::Write;
 use std::sync::Once;
@@ -6,7 +6,7 @@ use std::sync::Once;
 use tracing::dispatcher::get_default;
 use tracing::subscriber::NoSubscriber;
 
-/// What is said on stderr once a process, and only where nobody listens to the warning that goes with it.
+/// A line on stderr, at most once per process, and only if nobody listens to the warning that goes with it.
 pub(crate) struct Notice(Once);
 
 impl Notice {
@@ -14,7 +14,7 @@ impl Notice {
         Self(Once::new())
     }
 
-    /// Says what there is, and what helps.
+    /// Prints `what`: the problem and its remedy.
     pub(crate) fn tell(&self, what: &str) {
         if !get_default(|listener| listener.is::<NoSubscriber>()) {
             return;

@@ -1,8 +1,8 @@
-//! What NVSHMEM says.
+//! Errors of NVSHMEM.
 
 use ferry_layout::Rank;
 
-/// Why NVSHMEM is of no use here.
+/// Reason why NVSHMEM cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
@@ -11,7 +11,7 @@ pub enum NvshmemError {
     Call {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// Its result.
         status: i64,
     },
     /// A host library that does not fit the device code linked into the kernels.
@@ -20,12 +20,12 @@ pub enum NvshmemError {
          install {linked}"
     )]
     Version {
-        /// Of the device code in the PTX.
+        /// Version of the device code in the PTX.
         linked: String,
-        /// Of the host library.
+        /// Version of the host library.
         found: String,
     },
-    /// It numbers the ranks in another way than the bootstrap.
+    /// NVSHMEM numbers the ranks in another way than the bootstrap.
     #[error(
         "NVSHMEM calls rank {} of {ranks} its PE {pe} of {pes}; a process can be in one job only",
         rank.0
@@ -33,21 +33,21 @@ pub enum NvshmemError {
     Ranks {
         /// This rank, by the bootstrap.
         rank: Rank,
-        /// Ranks, by the bootstrap.
+        /// Number of ranks, by the bootstrap.
         ranks: u32,
         /// This rank, by NVSHMEM.
         pe: i64,
-        /// Ranks, by NVSHMEM.
+        /// Number of ranks, by NVSHMEM.
         pes: i64,
     },
-    /// Its symmetric heap is exhausted.
+    /// NVSHMEM's symmetric heap is exhausted.
     #[error(
         "NVSHMEM has no {bytes} bytes left for a window; lower max_tokens_per_rank, or raise \
          NVSHMEM_SYMMETRIC_SIZE (used with NVSHMEM_DISABLE_CUDA_VMM=1) or \
          NVSHMEM_MAX_MEMORY_PER_GPU (used without)"
     )]
     Heap {
-        /// What a window takes.
+        /// Bytes of a window.
         bytes: u64,
     },
     /// A rank of the same node whose memory cannot be addressed directly.
@@ -59,7 +59,7 @@ pub enum NvshmemError {
     NotMapped {
         /// This rank.
         rank: Rank,
-        /// The other one.
+        /// The other rank.
         peer: Rank,
     },
 }

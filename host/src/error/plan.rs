@@ -1,4 +1,4 @@
-//! What is wrong with a configuration.
+//! Errors of a configuration.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Problem {
     /// The field's name.
     pub field: &'static str,
-    /// What it holds.
+    /// Its value.
     pub value: String,
-    /// What it must hold.
+    /// The rule that the value breaks.
     pub rule: String,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Problem {
 /// Everything that is wrong with a [`Config`](crate::Config), one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
-    /// In the order of the fields; never empty.
+    /// All problems, in the order of the fields; never empty.
     pub problems: Vec<Problem>,
 }
 

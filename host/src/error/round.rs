@@ -1,8 +1,8 @@
-//! The points of a round, and calls that do not come next.
+//! The states of a round.
 
 use std::fmt;
 
-/// How far a rank's round is, which says what may be called next; see
+/// State of a rank's round, which determines the next call; see
 /// [`Communicator::round`](crate::Communicator::round).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Round {

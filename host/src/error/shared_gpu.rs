@@ -1,15 +1,15 @@
-//! Why ranks cannot share a GPU as they were to.
+//! Errors of ranks that share a GPU.
 
 use ferry_layout::{Kernel, Rank};
 
-/// What does not work where several ranks share a GPU. Nothing was launched.
+/// Reason why ranks cannot share a GPU. Nothing was launched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedGpuError {
-    /// Communicators whose kernels do not find room on a GPU at one time: they could wait for each other
+    /// Communicators whose kernels do not fit on a GPU at one time: they could wait for each other
     /// until the deadline.
     #[error(
-        "kernels that wait for peers find no room on {device} at one time: it has {multiprocessors} \
+        "kernels that wait for peers do not fit on {device} at one time: it has {multiprocessors} \
          multiprocessors, and they take {}; lower max_sms, or close a communicator first (one that was \
          dropped counts while graphs of its calls are alive, and for ever if others made them)",
         listed(.ranks)
@@ -19,49 +19,49 @@ pub enum SharedGpuError {
         device: String,
         /// Its multiprocessors.
         multiprocessors: u32,
-        /// Of each rank of this process there (those of others are not known), the kind of its group, its
-        /// number, and the multiprocessors that its largest communicator takes.
+        /// Kind of group, rank, and multiprocessors of its largest communicator, for each rank of this
+        /// process there; those of other processes are not known.
         ranks: Vec<(&'static str, Rank, u32)>,
     },
-    /// More ranks of a group on a GPU, side by side, than it has multiprocessors for.
+    /// More ranks of a group on a GPU, side by side, than it has multiprocessors.
     #[error(
-        "{ranks} ranks run side by side on {device}, which has {multiprocessors} multiprocessors, as far as \
-         they know: each takes at least one, so at most {multiprocessors} find room"
+        "{ranks} ranks run side by side on {device}, of which their contexts report {multiprocessors} \
+         multiprocessors: each rank takes at least one, so at most {multiprocessors} fit"
     )]
     TooManyRanks {
         /// The GPU, as the driver's tools name it.
         device: String,
         /// The most multiprocessors that the context of one of its ranks reports.
         multiprocessors: u32,
-        /// Its ranks.
+        /// Number of its ranks.
         ranks: usize,
     },
-    /// A kernel behind one that waits for it, in the same stream. The other one is enqueued already: it ends
-    /// at its deadline, unless this call is made again with another stream before.
+    /// A kernel that would follow one that waits for it, in the same stream. The waiting kernel is enqueued
+    /// already: it ends at its deadline, unless this call is made again with another stream before.
     #[error(
-        "{} of rank {} would stand in a stream behind {} of rank {}, which waits for it: give ranks that \
+        "{} of rank {} would follow {} of rank {} in a stream, and that waits for it: give ranks that \
          share a GPU a stream each, or send on all of them before one waits (dispatch_async, combine_async)",
         kernel.name(), rank.0, waiting_kernel.name(), waiting.0
     )]
     OneStream {
-        /// Whose call it is.
+        /// The rank of the call.
         rank: Rank,
-        /// What it would have enqueued.
+        /// The call's kernel.
         kernel: Kernel,
-        /// Whose kernel stands before it, and waits for it.
+        /// The rank whose kernel precedes it in the stream, and waits for it.
         waiting: Rank,
-        /// Which kernel that is.
+        /// The waiting kernel.
         waiting_kernel: Kernel,
     },
     /// Ranks of an NVSHMEM group that share a GPU in turns.
     #[error(
         "rank {} shares {device} with other ranks and is no client of MPS, but in an NVSHMEM group their \
          kernels must be at work at one time: start nvidia-cuda-mps-control -d before all processes, or use \
-         Group::node, which does with turns",
+         a node group, whose kernels may take turns",
         rank.0
     )]
     NeedsMps {
-        /// The first rank that is not.
+        /// The first rank that is no client.
         rank: Rank,
         /// The GPU, as the driver's tools name it.
         device: String,

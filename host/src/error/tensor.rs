@@ -1,4 +1,4 @@
-//! What is wrong with a tensor.
+//! Errors of tensors.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use std::fmt;
 pub struct TensorError {
     /// The argument's name.
     pub tensor: &'static str,
-    /// What was wanted.
+    /// Requirement, in words.
     pub wanted: String,
-    /// What came instead.
+    /// Value found instead.
     pub given: String,
 }
 

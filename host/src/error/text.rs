@@ -1,4 +1,4 @@
-//! Parts of sentences.
+//! Parts of error texts.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is warned of, for the tests that ask.
+//! Warnings of a thread, for tests.
 
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -6,8 +6,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-/// A listener that nobody asks. While there is one alone, `tracing` lets the thread that comes first to a
-/// warning decide for all whether anybody wants it, and that thread may have none.
+/// A second listener, which is never read. With only one, `tracing` lets the first thread that reaches a
+/// warning decide for all threads whether anybody listens, and that thread may have no listener.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Warnings::default()));
 
 /// Keeps the warnings of a thread.
@@ -15,7 +15,7 @@ static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(Warnings::de
 pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
 
 impl Warnings {
-    /// Those of `call`.
+    /// Calls `call`, and returns its result and its warnings.
     pub(crate) fn of<T>(call: impl FnOnce() -> T) -> (T, String) {
         LazyLock::force(&ANOTHER);
         let warnings = Self::default();

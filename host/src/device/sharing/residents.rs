@@ -150,7 +150,7 @@ mod tests {
         let refused = admit(vec![resident(gpu, 2, 3, 8)]).err().unwrap();
         assert_eq!(
             refused.to_string(),
-            "kernels that wait for peers find no room on GPU-7 at one time: it has 100 multiprocessors, and \
+            "kernels that wait for peers do not fit on GPU-7 at one time: it has 100 multiprocessors, and \
              they take 60 (rank 0, local group), 40 (rank 1, local group), 8 (rank 3, local group); lower \
              max_sms, or close a communicator first (one that was dropped counts while graphs of its calls \
              are alive, and for ever if others made them)"

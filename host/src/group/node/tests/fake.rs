@@ -46,7 +46,7 @@ impl Step {
             Self::Alloc => "cuMemAlloc",
             Self::Export => "cannot share its window",
             Self::Map => "cannot map the window of rank",
-            Self::Confuse => "rank 1 mapped as the window of rank 2 is other memory",
+            Self::Confuse => "rank 1 mapped as the window of rank 2 is not that window",
             Self::Unmap => "cuIpcCloseMemHandle",
         }
     }
