@@ -1,7 +1,7 @@
 //! Ferry carries tokens to their experts and back: expert-parallel dispatch and combine for
 //! mixture-of-experts models.
 //!
-//! A [`Group`] is the ranks that take part, a [`Plan`] a checked [`Config`], and a
+//! A [`Group`] is the set of ranks, a [`Plan`] a checked [`Config`], and a
 //! [`Communicator`] one rank's end. [`dispatch`](Communicator::dispatch) brings every token
 //! to the ranks of its experts, in expert order; [`combine`](Communicator::combine) brings the
 //! experts' outputs back and sums them. The [`guide`] has a page on each subject. The same kernels run on
@@ -28,15 +28,13 @@
 //! let mut memory = Vec::new();
 //! for rank in &ranks {
 //!     let device = rank.device();
-//!     let x = device.upload_tensor([1, 8], &[one; 8])?;
-//!     let topk_ids = device.upload_tensor([1, 2], &[1_i32, 2])?;
-//!     let input = DispatchInput::new(x, topk_ids);
-//!     let (rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
+//!     let (mut rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
+//!     let input = rows.upload(&[one; 8], &[1, 2], None)?;
 //!     memory.push((input, rows, sums));
 //! }
 //!
 //! // Enqueue on every rank, then wait for every rank. Experts would work in between, on
-//! // `rows.output().tokens`; here they return what they get.
+//! // `rows.output().tokens`; here they return their input.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
 //!     rank.dispatch(stream, input, rows.output())?;
 //!     let expert_rows = CombineInput::new(rows.output().tokens);
@@ -46,17 +44,21 @@
 //!     if let Some(fault) = rank.synchronize(stream)? {
 //!         eprintln!("{fault}"); // an input was at fault; the rank goes on
 //!     }
-//!     let sums: Vec<u16> = rank.device().download_tensor(&sums.output(1)?.rows())?;
-//!     assert_eq!(sums, [0x4000; 8]); // 1.0 + 1.0
+//!     assert_eq!(sums.download::<u16>(1)?, [0x4000; 8]); // 1.0 + 1.0
 //! }
-//! ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
+//! Communicator::close_all(ranks)?;
+//! for (_, rows, sums) in memory {
+//!     // SAFETY: the communicators are closed, so no kernel uses the buffers.
+//!     unsafe { rows.free().and(sums.free())? };
+//! }
+//! group.close()
 //! # }
 //! ```
 //!
 //! # Errors, faults and waits
 //!
-//! What is wrong with an argument is an [`Error`] before anything is launched. What a kernel
-//! meets is a [`Fault`], which [`Communicator::check`] returns: as a value, an [`InputFault`], if the
+//! A wrong argument is an [`Error`] before anything is launched. A problem in a kernel
+//! is a [`Fault`], which [`Communicator::check`] returns: as a value, an [`InputFault`], if the
 //! input was at fault and the round went on, and as [`Error::Fault`] if the rank gave up. Every wait of
 //! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
 //!
@@ -65,12 +67,15 @@
 //! `simulator`, a default one: the group `Group::simulated`, whose ranks run the same protocol on the CPU.
 //!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
-//! run time, by the first call that needs one. So a program builds and starts without it. Nothing depends
-//! on the environment: one variable is read for a warning alone, where ranks of a process share a GPU
-//! (`CUDA_DEVICE_MAX_CONNECTIONS`).
+//! run time, by the first call that needs one. So a program builds and starts without it. At run time nothing
+//! depends on the environment: one variable is read, only for a warning if ranks of a process share a GPU
+//! (`CUDA_DEVICE_MAX_CONNECTIONS`). The kernels' PTX comes with the package, or is built from the sources of
+//! a checkout; if the environment variable `FERRY_PTX_DIR` names a folder of PTX at build time, that is used
+//! instead.
 //!
 //! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which
-//! takes a toolchain of its own and NVSHMEM's device code; the host library is loaded at run time.
+//! takes a toolchain of its own and NVSHMEM's device code, unless `FERRY_PTX_DIR` has them; the host library
+//! is loaded at run time.
 //!
 //! `cust`: `cuda`, and streams and memory of the crate `cust`, which links the driver.
 //!
@@ -79,7 +84,7 @@
 //! `candle`: `cudarc`, and tensors and devices of the crate `candle-core`, whose build needs `nvcc`. It
 //! links the driver, cuBLAS, cuRAND and CUDA's runtime: a program with candle does not start without them.
 //!
-//! `serde`: a [`Config`] is read from files and written to them, [formats as words](Config#in-files).
+//! `serde`: reads a [`Config`] from files and writes it, [formats as words](Config#in-files).
 
 #[cfg(doc)]
 #[doc = include_str!("../docs/links.md")]
@@ -177,7 +182,7 @@ pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};
 
-/// Bootstraps: how processes find each other before they have a group.
+/// Bootstraps: the exchange of bytes between processes before they have a group.
 pub mod bootstrap {
     pub use crate::group::bootstrap::Bootstrap;
     pub use crate::group::bootstrap::function::FnBootstrap;

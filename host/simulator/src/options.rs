@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::combines::Combines;
 
-/// Behavior of a simulated machine. [`Options::new`] has the defaults; `ranks` and `seed` have none.
+/// Behavior of a simulated machine, whose time is simulated, too: each turn of the scheduler takes 100 ns of
+/// it, and deadlines are measured in it. [`Options::new`] has the defaults; `ranks` and `seed` have none.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Ranks of the group, 1 to [`MAX_RANKS`](ferry_layout::MAX_RANKS).

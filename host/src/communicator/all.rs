@@ -1,4 +1,4 @@
-//! One call for all ranks of a process.
+//! Calls for all ranks of a process.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ type Counts<'c> = &'c [(&'static str, usize)];
 /// one fails, nothing is launched on any rank ([`LocalRanksError`]: `Count`, `OtherCommunicator`,
 /// `Missing`, `Refused`). Then the kernels are enqueued, one rank after another, from the calling thread; no
 /// launch waits for a kernel. If the first launch fails, nothing was enqueued, and every round stays as it
-/// was (`Refused`). If a later one fails, every rank of the call is poisoned (`NotLaunched`), and the kernels
-/// that were launched before it end by their deadline.
+/// was (`Refused`). If a later launch fails, every rank of the call is poisoned (`NotLaunched`), and the
+/// kernels that were launched before it end by their deadline.
 ///
 /// A call takes no device memory; on the host it allocates lists with an entry for each rank. So a process
 /// enqueues a step of a round on all of its ranks or on none, and no rank waits for one that was refused. A
@@ -59,7 +59,7 @@ impl Communicator {
     /// [`dispatch`](Self::dispatch) of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors
-    /// [`Error::LocalRanks`], with the error of [`dispatch`](Self::dispatch) for the rank that it names.
+    /// [`Error::LocalRanks`], which names a rank and has its error of [`dispatch`](Self::dispatch).
     /// Kernels were enqueued only with `LocalRanksError::NotLaunched`.
     pub fn dispatch_all(
         ranks: &mut [Self],

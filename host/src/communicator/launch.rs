@@ -1,4 +1,4 @@
-//! How a kernel of a communicator is launched: first every check, then the launch.
+//! Launches of a communicator's kernels: first every check, then the launch.
 
 use ferry_layout::Kernel;
 
@@ -9,7 +9,7 @@ use crate::device::{Args, InGraph, Launch};
 use crate::error::{Error, LocalRanksError};
 use crate::tensor::handles::Stream;
 
-/// A call whose checks were all made, and that was not launched.
+/// A call whose checks were all made, and which was not launched yet.
 #[must_use]
 pub(crate) struct Prepared {
     launch: Launch,
@@ -58,8 +58,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Reserves the kernel's turn, of a rank that shares its GPU with others of this process: no kernel of
-    /// another rank is in the stream and waits for this one, nor will be until it is launched.
+    /// Reserves the kernel's turn, if the rank shares its GPU with others of this process: no kernel of
+    /// another rank that waits for this one is in the stream, nor will be until this one is launched.
     fn reserve(&self, launch: &Launch) -> Result<Option<Reserved>, Error> {
         let Some(turn) = &self.turn else {
             return Ok(None);
@@ -70,9 +70,10 @@ impl Communicator {
 
     fn enqueue(&mut self, launch: &Launch, turn: Option<Reserved>) -> Result<(), Error> {
         self.streams.enter(launch.stream);
-        // SAFETY: the tensors were found to have memory for every element when `args` was made of
-        // them; what else it names is this communicator's, allocated in the plan's sizes and kept
-        // until it is closed, and the kernels are what its device gave.
+        // SAFETY: the tensors have memory for every element (checked when `args` was made of
+        // them, with lifetimes promised to `DevicePtr::new`); everything else that it names is this
+        // communicator's, allocated in the plan's sizes and kept until it is closed; and its device
+        // returned the kernels for the plan's shape.
         let in_graph = unsafe { self.device().launch_held(launch, &self.member) }?;
         self.streams.launched(in_graph);
         if let Some(turn) = turn {
@@ -96,9 +97,10 @@ impl Communicator {
         {
             return Err(self.poison(Poison::Fault(fault)));
         }
-        let kernels = match args.has_options() || kernel.needs_options() {
-            false => &self.memory.kernels,
-            true => (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?,
+        let kernels = if args.has_options() || kernel.needs_options() {
+            (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?
+        } else {
+            &self.memory.kernels
         };
         let launch = Launch {
             kernel,
@@ -112,8 +114,8 @@ impl Communicator {
         Ok(Prepared { launch, next })
     }
 
-    /// Whether `stream` has as many multiprocessors as a launch takes. Asked each time: a handle is another
-    /// stream's once its own was destroyed.
+    /// Checks that `stream` has as many multiprocessors as a launch takes. Repeated for each launch, as a
+    /// handle may be another stream's after its own was destroyed.
     fn require_room(&self, stream: Stream) -> Result<(), Error> {
         let max_sms = self.max_sms;
         match self.device().stream_multiprocessors(stream) {

@@ -1,4 +1,4 @@
-//! What a communicator owns on its devices, and when it is given back.
+//! Device memory of a communicator, and when it is freed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,26 +12,26 @@ use crate::group::fabric::Fabric;
 use crate::plan::Plan;
 use crate::tensor::handles::DevicePtr;
 
-/// Memory of one rank that no other rank touches. Dropped, it is freed, which synchronises.
+/// Memory of one rank that no other rank touches. A drop frees it, which synchronizes.
 pub(crate) struct Private {
     device: Arc<dyn Device>,
     /// `Workspace::of(shape)`.
     pub(crate) workspace: DevicePtr,
-    /// `[u64; ranks]`: every rank's window as this one addresses it.
+    /// `[u64; ranks]`: the address of every rank's window on this rank.
     pub(crate) peers: DevicePtr,
     /// This rank's window: the fabric's.
     pub(crate) window: DevicePtr,
-    /// The kernels that work in it.
+    /// The kernels that use it.
     pub(crate) kernels: LoadedKernels,
-    /// Those that take options, if the plan asks for them.
+    /// The kernels with options, if the plan asks for them.
     pub(crate) kernels_with_options: Option<LoadedKernels>,
-    /// Where kernels say why they gave up. `None` once freed or leaked.
+    /// Page on which kernels record faults. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
 }
 
 impl Private {
-    /// Allocates, and has kernels compiled for the plan if it says so; nothing is cleared but the fault
-    /// page. Synchronises.
+    /// Allocates, and has kernels compiled for the plan if it says so; clears only the fault
+    /// page. Synchronizes.
     pub(crate) fn alloc(fabric: &dyn Fabric, rank: Rank, plan: &Plan) -> Result<Self, Error> {
         let device = fabric.device(rank)?;
         let mut memory = Self {
@@ -43,7 +43,7 @@ impl Private {
             kernels_with_options: None,
             page: None,
         };
-        // Where nothing travels, all kernels take options.
+        // With `skip_a2a` all kernels are those with options.
         if plan.config().specialise && !plan.config().skip_a2a {
             memory.kernels = memory.device.kernels(plan.shape())?;
         }
@@ -62,7 +62,7 @@ impl Private {
     }
 
     /// Clears the workspace, the signals and the rows with inline flags of `window`, and writes the
-    /// peers' table. Synchronises.
+    /// peers' table. Synchronizes.
     pub(crate) fn set_up(
         &self,
         plan: &Plan,
@@ -83,14 +83,15 @@ impl Private {
         self.device.upload(self.peers, &peers)
     }
 
-    /// Frees everything; the first error is returned. Synchronises.
+    /// Frees everything; the first error is returned. Synchronizes.
     pub(crate) fn free(&mut self) -> Result<(), Error> {
         let mut result = Ok(());
         for at in [&mut self.workspace, &mut self.peers] {
             let at = std::mem::replace(at, DevicePtr::NULL);
             if at != DevicePtr::NULL {
-                // SAFETY: `alloc` got it from this device, and nobody but this communicator's
-                // kernels uses it. Its owner synchronises with them, or leaks.
+                // SAFETY: this device's `alloc` returned `at` (in `Private::alloc`). Only this communicator's
+                // kernels use it: `free` waits for those at work, and `close` and `drop` come here only
+                // when no graph can launch one any more.
                 result = result.and(unsafe { self.device.free(at) });
             }
         }
@@ -98,7 +99,7 @@ impl Private {
         result
     }
 
-    /// Gives it up without freeing: a kernel may still be at work, and freeing would wait.
+    /// Leaks everything: a kernel may still be at work, and freeing would wait.
     pub(crate) fn leak(&mut self) {
         self.workspace = DevicePtr::NULL;
         self.peers = DevicePtr::NULL;
@@ -114,24 +115,24 @@ impl Drop for Private {
     }
 }
 
-/// The windows of all ranks of this process, which they leave one by one.
+/// The windows of all ranks of this process. The ranks leave them one by one.
 pub(crate) struct Windows {
     fabric: Arc<dyn Fabric>,
     at: Vec<DevicePtr>,
     holders: Mutex<Holders>,
 }
 
-/// Who still holds the windows, and how those left who do not.
+/// The number of holders of the windows, and how the others left.
 #[derive(Debug)]
 struct Holders {
     open: usize,
-    /// One was dropped: its kernels may still be at work.
+    /// A rank was dropped: its kernels may still be at work.
     dropped: bool,
-    /// One gave up: ranks of other processes may never come to a barrier.
+    /// A rank gave up: ranks of other processes may never come to a barrier.
     gave_up: bool,
 }
 
-/// How a rank leaves.
+/// Ways in which a rank leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
     /// Closed, in order; or dropped, and none of its kernels is at work.
@@ -161,13 +162,13 @@ impl Windows {
         self.at.len() == self.fabric.ranks() as usize
     }
 
-    /// The ranks of this process that have one.
+    /// The ranks of this process.
     pub(crate) fn local_ranks(&self) -> Vec<Rank> {
         self.fabric.local_ranks()
     }
 
     /// Counts one holder out. The last one waits for the other processes and frees the windows,
-    /// unless that could wait for ever or pull memory from under a kernel: then they are leaked.
+    /// unless that could wait for ever or free memory that a kernel still uses: then they are leaked.
     pub(crate) fn leave(&self, how: Leave) -> Result<(), Error> {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.open -= 1;
@@ -180,7 +181,7 @@ impl Windows {
             tracing::warn!(
                 windows = self.at.len(),
                 "the windows of a communicator are not freed: a rank was dropped without close, or gave \
-                 up while other processes may still be waiting; Group::close of a node group frees \
+                 up while other processes may still be waiting; closing a node group frees \
                  them, in other groups they are leaked"
             );
             return Ok(());
@@ -188,16 +189,17 @@ impl Windows {
         self.fabric.barrier().inspect_err(|error| {
             tracing::warn!(
                 %error, windows = self.at.len(),
-                "the windows of a communicator are not freed; Group::close of a node group frees them, in \
+                "the windows of a communicator are not freed; closing a node group frees them, in \
                  other groups they are leaked"
             );
         })?;
-        // SAFETY: the fabric gave them, and all ranks have left them in order.
+        // SAFETY: the fabric's `alloc_windows` returned them, and no kernel uses them any more: all ranks of
+        // this process have left them closed or done, and the barrier says so of all others.
         unsafe { self.fabric.free_windows(&self.at) }
     }
 }
 
-/// Checks that `call` of `fabric` gave `count` windows of `bytes` bytes at least.
+/// Checks that `call` of `fabric` returned `count` windows of at least `bytes` bytes.
 pub(crate) fn require_windows(
     fabric: &dyn Fabric,
     call: &'static str,
@@ -221,8 +223,8 @@ pub(crate) fn require_windows(
     }
 }
 
-/// Gives back the windows of a communicator that did not come about, when nobody knows how the others fared:
-/// where freeing them waits for other processes, they are leaked.
+/// Frees the windows of a communicator that could not be made, when the state of the other ranks is unknown:
+/// if freeing would wait for other processes, leaks them.
 pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
     if windows.len() < fabric.ranks() as usize {
         tracing::warn!(
@@ -231,14 +233,15 @@ pub(crate) fn give_up(fabric: &dyn Fabric, windows: &[DevicePtr]) {
         );
         return;
     }
-    // SAFETY: the fabric gave them to a communicator that did not come about: no rank has launched a kernel.
+    // SAFETY: the fabric's `alloc_windows` returned them for a communicator that was not made: no rank has
+    // launched a kernel.
     if let Err(error) = unsafe { fabric.free_windows(windows) } {
         tracing::warn!(%error, "cannot free windows");
     }
 }
 
-/// Whether all ranks come out of a step well. The outer error is that of asking, or this rank's own
-/// if it has one; then nobody knows. Collective.
+/// Agrees with all ranks on whether a step succeeded everywhere. The outer error is that of the exchange, or
+/// this rank's own if it has one; then the state of the other ranks is unknown. Collective.
 pub(crate) fn agree<T>(
     fabric: &dyn Fabric,
     step: &'static str,
@@ -246,7 +249,7 @@ pub(crate) fn agree<T>(
 ) -> Result<Result<T, Error>, Error> {
     let well = match fabric.all_gather(u64::from(result.is_ok())) {
         Ok(well) => well,
-        // This rank's own error says more than that of telling it.
+        // This rank's own error says more than that of the exchange.
         Err(asking) => return Err(result.err().unwrap_or(asking)),
     };
     let failed = well.iter().position(|&well| well == 0);

@@ -1,4 +1,4 @@
-//! What becomes of windows when a rank is lost.
+//! Windows after a rank was lost.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ struct Failing {
     closed: Mutex<Option<Result<(), Error>>>,
 }
 
-/// What the fabric's answers lack.
+/// Defect of the fabric's answers.
 #[derive(Clone, Copy, Default)]
 struct Short {
     windows: usize,
@@ -123,7 +123,7 @@ unsafe impl Fabric for Arc<Failing> {
     }
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         self.freed.fetch_add(windows.len(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: documented on `Fabric::free_windows`, which this wraps.
         unsafe { self.inside.fabric.free_windows(windows) }
     }
 }

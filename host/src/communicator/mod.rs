@@ -32,13 +32,55 @@ mod streams;
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
-/// The two alternate. Calls only enqueue kernels: none allocates, synchronises, compiles or
+/// The two alternate. Calls only enqueue kernels: none allocates, synchronizes, compiles or
 /// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
 /// collective: every rank of the group enqueues the same sequence of calls, with its own data,
 /// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
-/// stream, or in streams that the caller orders.
+/// stream, or in streams that the caller orders. A value can be moved to another thread, so each local
+/// rank can have its own:
 ///
-/// From compute capability 9.0 on, a kernel may begin before the one before it in its stream has
+/// ```
+/// use std::thread;
+///
+/// use ferry::*;
+/// use half::bf16;
+///
+/// /// Three rounds of one rank, which has one token.
+/// fn run(mut rank: Communicator) -> Result<(), Error> {
+///     let (device, plan) = (rank.device().clone(), *rank.plan());
+///     let stream = device.stream()?;
+///     let mut rows = DispatchBuffers::new(&device, &plan)?;
+///     let sums = CombineBuffers::new(&device, &plan)?;
+///     for _ in 0..3 {
+///         // The token goes to expert 1 (on rank 0) and expert 2 (on rank 1).
+///         let input = rows.upload(&[bf16::ONE; 8], &[1, 2], None)?;
+///         rank.dispatch(stream, &input, rows.output())?;
+///         // Experts work here, on the same stream. These return their input.
+///         let answers = CombineInput::new(rows.output().tokens);
+///         rank.combine(stream, &answers, &sums.output(1)?)?;
+///         if let Some(fault) = rank.synchronize(stream)? {
+///             eprintln!("{fault}");
+///         }
+///         assert_eq!(sums.download::<bf16>(1)?, [bf16::from_f32(2.0); 8]);
+///     }
+///     rank.close()?;
+///     // SAFETY: the communicator is closed and no graph was captured, so no kernel uses the buffers.
+///     unsafe { rows.free().and(sums.free()) }
+/// }
+///
+/// # fn main() -> Result<(), Error> {
+/// let group = Group::simulated(2, 7)?;
+/// let plan = Plan::new(&group, Config::new(4, 2, 8, 1))?;
+/// let ranks = Communicator::new(&group, &plan)?.into_iter();
+/// let threads: Vec<_> = ranks.map(|rank| thread::spawn(|| run(rank))).collect();
+/// for thread in threads {
+///     thread.join().expect("a rank's thread panicked")?;
+/// }
+/// group.close()
+/// # }
+/// ```
+///
+/// From compute capability 9.0 on, a kernel may begin before the preceding one in its stream has
 /// ended, and waits for that itself before it reads or writes a tensor (programmatic stream
 /// serialization): a captured graph has such edges.
 ///
@@ -48,36 +90,47 @@ mod streams;
 /// turn, such as a second dispatch before the combine, is refused on the device and writes nothing.
 /// This rank then gives up with [`OutOfTurn`](FaultKind::OutOfTurn), and its peers with a timeout
 /// whose `culprit` is this rank. With [`skip_a2a`](crate::Config::skip_a2a) such a launch is not
-/// noticed.
+/// noticed. `CudaDevice::capture` makes graphs; the module `cuda` has an example.
+///
+/// # Failure between dispatch and combine
+///
+/// The peers of a rank whose experts fail wait for it in their combine. There are two ways out:
+///
+/// - The rank still calls combine, with any BF16 rows; what they hold does not matter. The round then ends
+///   well on all ranks, but sums of tokens that were sent to this rank are wrong, on any rank. No peer is
+///   told: let them know by means of your own, and discard the round on all ranks.
+/// - The rank drops its communicator. Each peer that waits for its rows returns a
+///   [`PeerTimeout`](FaultKind::PeerTimeout) with this rank as `culprit` after its deadline, the others in
+///   the next round, and all ranks [begin anew](crate::Group#after-a-rank-was-lost).
 ///
 /// # What waits on a GPU at one time
 ///
 /// A kernel that waits for peers begins with as many blocks as [`max_sms`](Self::max_sms) says, each
-/// with a multiprocessor of its own, and all must find room before any rank gets on. So on one GPU
+/// with a multiprocessor of its own, and all must find room before any rank can proceed. So on one GPU
 /// the blocks of all kernels that wait for peers and can be at work at one time (of all ranks there,
-/// all communicators, NCCL) are at most its multiprocessors. Else two communicators in two streams,
+/// all communicators, NCCL) are at most its multiprocessors. Otherwise two communicators in two streams,
 /// or Ferry beside NCCL, can each hold the multiprocessors that the other one needs on another GPU,
-/// and wait for each other until the deadline, which is then a [`PeerTimeout`](crate::FaultKind) of
-/// all. Either order them in one stream, in the same order on every rank (or by events), or let them
-/// fit together: the sum of their `max_sms`, and of what others take (NCCL: a multiprocessor a
+/// and wait for each other until the deadline, which is then a [`PeerTimeout`](crate::FaultKind) on
+/// all. Either run them in one stream, in the same order on every rank (or order them by events), or let them
+/// fit together: the sum of their `max_sms`, and of other libraries' blocks (NCCL: a multiprocessor per
 /// channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody (a GEMM, fused
 /// SiLU, `combine_async`) may take any number, and only delay; `dispatch_async` waits for the ranks
 /// that are still in the round before.
 ///
-/// Streams wait for each other, too, where they share a hardware queue of the driver's: a process has
-/// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialised, at most 32. Streams
-/// with work that are more than the queues share them, so at most as many have kernels at work that wait
-/// for peers. Where the variable is 1, the rounds of two communicators are enqueued in the same order on
+/// Streams wait for each other, too, if they share a hardware queue of the driver: a process has
+/// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialized, at most 32. More
+/// streams with work than queues share them, so use at most as many streams for kernels that wait
+/// for peers. If the variable is 1, enqueue the rounds of two communicators in the same order on
 /// every rank.
 ///
 /// Freeing memory ([`close`](Self::close), [`Device::free`]), loading a module, the first launch of a kernel
 /// that is loaded lazily, and synchronizing the context wait for kernels of other ranks on the GPU. If those
 /// wait for a launch that the same thread has yet to make, or one that waits itself, they do until the
-/// deadline: do so between rounds, while no kernel of another rank waits for a launch to come. Right were, on
-/// an H200 with driver 580 and 4 ranks (`ferry-tests gpu --filter "order on one GPU"`): allocating, also in
-/// the order of a stream, pageable copies, first launches of Ferry's kernels, another thread that
-/// synchronizes the context, 1,000 launches for one rank before another's, one graph with the rounds of all
-/// ranks, and a kernel with an early trigger between dispatch and combine.
+/// deadline: do so between rounds, while no kernel of another rank waits for a launch to come. On
+/// an H200 with driver 580 and 4 ranks (`ferry-tests gpu --filter "order on one GPU"`) these went well:
+/// allocating, also in the order of a stream, pageable copies, first launches of Ferry's kernels, another
+/// thread that synchronizes the context, 1,000 launches for one rank before another's, one graph with the
+/// rounds of all ranks, and a kernel with an early trigger between dispatch and combine.
 ///
 /// Under MPS the same counts for all processes of a GPU together. In a stream of a green context a
 /// launch that takes more multiprocessors than the context has is refused
@@ -86,84 +139,81 @@ mod streams;
 /// # Ranks that share a GPU
 ///
 /// With `GroupOptions::share_gpus` each rank takes its [part](crate::device::GpuRanks::limit) of the GPU, so
-/// that a group's kernels fit together. What this process knows beyond is checked as a communicator is made:
-/// on each GPU that ranks of a group share, the largest live communicator of every rank of this process, of
-/// whichever group, counts, and the sum is at most the GPU's multiprocessors
-/// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). What other processes have there is
-/// not known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if
-/// their `max_sms` make them. Two communicators of one rank may be ordered in one stream; where they overlap,
+/// that a group's kernels fit together. Other communicators of this process are checked when a communicator
+/// is made: on each GPU that ranks of a group share, the largest live communicator of every rank of this
+/// process, of whichever group, counts, and the sum is at most the GPU's multiprocessors
+/// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). Communicators of other processes
+/// are not known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if
+/// their `max_sms` make them. Two communicators of one rank may be ordered in one stream; if they overlap,
 /// give both a smaller `max_sms`.
 ///
 /// Ranks of one process each have streams of their own there. A call is refused
-/// ([`SharedGpuError::OneStream`](crate::error::SharedGpuError), and nothing is enqueued) whose kernel would
-/// come behind a kernel of another rank of its communicator that waits for it, in the same stream, or in the
-/// same stream of a capture; so is a graph of `CudaDevice::capture` as it is launched. That other kernel
+/// ([`SharedGpuError::OneStream`](crate::error::SharedGpuError), and nothing is enqueued) if its kernel would
+/// follow a kernel of another rank of its communicator that waits for it, in the same stream, or in the
+/// same stream of a capture; so is a graph of `CudaDevice::capture` when it is launched. That other kernel
 /// ends at its deadline, unless the call is made with another stream before. Split calls may share a
 /// stream: send on all ranks, then wait; threads that enqueue there agree on that order. The handles 0 and 1
-/// are one stream, and 2 is one for each thread.
-/// Not seen are orders by events, those of the default stream with streams that do not opt out of it, those
-/// between communicators, and of a rank whose calls others captured (torch, say) all but captures.
-///
-/// What a kernel meets (an invalid expert id, a peer that does not come) is found by
-/// [`check`](Self::check), after the stream was synchronised.
-///
-/// A value can be moved to another thread; each local rank can have its own.
+/// are one stream, and 2 is one per thread.
+/// Not detected are orders by events, those of the default stream with streams that do not opt out of it,
+/// those between communicators, and, for a rank whose calls others captured (torch, say), all but captures.
 ///
 /// # Dropped
 ///
-/// [`close`](Self::close) ends a rank, and says what went wrong. A rank that is dropped instead waits for no
-/// other one. Its memory is freed, which synchronises with its device, where all ranks of the group
-/// are in this process and on one node, and nothing that was launched of this one can be at work:
-/// each stream that it was launched into was given to [`synchronize`](Self::synchronize) since,
-/// whatever that found, and no graph has had its calls, whoever made it. The windows are freed with
-/// the last rank, whose drop so synchronises with each device of the process that had one: do not drop it
-/// between launches of another communicator that this thread drives, as these wait for each other. Else this
-/// rank's memory and all windows are leaked, with a warning: an event of
-/// `tracing`, and for a program without a subscriber a line on stderr, once a process. Where others made a
-/// [graph of its calls](Self::assume_no_foreign_graphs), its group is not closed any more, either. A wait of
-/// another kind (of another library, of the device's own) is not seen here, nor is one for the
+/// [`close`](Self::close) ends a rank, and returns errors. A rank that is dropped instead waits for no
+/// other one. Its memory is freed, which synchronizes with its device, if all ranks of the group
+/// are in this process and on one node, and none of its launches can still be at work:
+/// each stream of its calls was given to [`synchronize`](Self::synchronize) since,
+/// whatever that returned, and no graph has had its calls, whoever made it. The windows are freed with
+/// the last rank, whose drop so synchronizes with each device of the process that had one: do not drop it
+/// between launches of another communicator that this thread drives, as these wait for each other. Otherwise
+/// this rank's memory and all windows are leaked, with a warning: an event of
+/// `tracing`, and for a program without a subscriber a line on stderr, once a process. Its kernels stay in
+/// their streams and end by their deadline; they touch nothing but leaked memory and the tensors that they
+/// were given, and later work in these streams waits for them. If others made a
+/// [graph of its calls](Self::assume_no_foreign_graphs), its group cannot be closed any more, either. A wait
+/// of another kind (of another library, of the device's own) is not seen here, nor is one for the
 /// default stream that each thread has of its own.
 ///
-/// What peers do when a rank is gone, [`Group`](crate::Group#after-a-rank-was-lost) says.
+/// [`Group`](crate::Group#after-a-rank-was-lost) describes what peers do when a rank is gone.
 pub struct Communicator {
     pub(crate) plan: Plan,
     rank: Rank,
     /// See [`max_sms`](Self::max_sms).
     max_sms: Option<u32>,
-    /// Where other ranks of this process share its GPU, how many there are with it.
+    /// Number of this process's ranks on its GPU, if there are several.
     gpu_ranks: Option<u32>,
-    /// Where other ranks of this process do.
+    /// Present if other ranks of this process share its GPU.
     turn: Option<Turn>,
-    /// As the kernels see it: where nothing travels, of the only rank.
+    /// The kernels' arguments: with `skip_a2a` those of an only rank.
     pub(crate) common: Common,
-    /// The round, as the calls so far left it.
+    /// The round after the calls so far.
     pub(crate) open: Open,
     memory: Private,
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.
     member: Arc<dyn Any + Send + Sync>,
-    /// Those that were launched into.
+    /// Streams of its launches.
     streams: Streams,
-    /// Why it gave up.
+    /// Reason why it gave up.
     poison: OnceLock<Poison>,
-    /// An input fault that was told, until it is known that nothing worse came behind it.
+    /// An input fault that was returned, until it is known that nothing worse followed it.
     told: Mutex<Option<Fault>>,
     closed: bool,
 }
 
-/// Why a communicator is of no use any more.
+/// Reason why a communicator cannot be used any more.
 #[derive(Clone, Copy, Debug)]
 enum Poison {
     /// A kernel gave up, or a peer's.
     Fault(Fault),
-    /// A call of all ranks of the process could not be launched on this one.
+    /// A call for all ranks of the process could not be launched on this one.
     Launch(Rank),
     /// A peer gave up on this rank.
     PeerGaveUp { rank: Rank, peer: Rank },
 }
 
 impl Poison {
-    /// What every later call gives.
+    /// Error of every later call.
     fn error(self) -> Error {
         match self {
             Self::Fault(fault) => Error::Poisoned(fault),
@@ -173,14 +223,14 @@ impl Poison {
     }
 }
 
-/// What kernels of a communicator need for as long as they can be launched: it and the graphs that
-/// were captured of it hold one together.
+/// Everything that a communicator's kernels need as long as they can be launched. Shared by the communicator
+/// and the graphs that were captured of it.
 struct Launchable {
-    /// The group is not closed.
+    /// Keeps the group from being closed.
     _member: Member,
-    /// They find room on their GPU.
+    /// Keeps room on the GPU.
     _residence: Option<Residence>,
-    /// Their fabric, and so the devices and kernels of this process, stay when communicator and
+    /// Keeps the fabric, and so the devices and kernels of this process, when communicator and
     /// group are dropped.
     _windows: Arc<Windows>,
 }
@@ -191,28 +241,29 @@ impl Communicator {
         self.rank
     }
 
-    /// What it was made with.
+    /// The plan that it was made with.
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
     /// Most multiprocessors that its kernels occupy: [`Config::max_sms`](crate::Config::max_sms), or its
-    /// [part of the GPU](crate::device::GpuRanks::limit) that it shares, if that is less; `None` for all.
+    /// [part of a shared GPU](crate::device::GpuRanks::limit), if that is less; `None` for all.
     pub const fn max_sms(&self) -> Option<u32> {
         self.max_sms
     }
 
-    /// Its device, for tensors and streams.
+    /// The rank's device, for tensors and streams.
     pub fn device(&self) -> &Arc<dyn Device> {
         self.memory.device()
     }
 
-    /// Whether a kernel has reported something so far. Reads host-visible memory; does not
-    /// synchronise, so kernels still running may report later. Not collective.
+    /// Returns what a kernel has reported so far. Reads host-visible memory; does not
+    /// synchronize, so kernels still running may report later. Not collective.
     ///
-    /// A fault of the input comes once, as a value: the round goes on, and so must this rank, because its
-    /// peers wait for the rest of its round. Of several since the last that was told it is the first, but
-    /// one of [`OutputTooSmall`](FaultKind::OutputTooSmall) goes before the others: those are not told.
+    /// A fault of the input is returned once, as a value: the round goes on, and so must this rank, because
+    /// its peers wait for the rest of its round. Of several faults since the last one returned it is the
+    /// first, but an [`OutputTooSmall`](FaultKind::OutputTooSmall) takes precedence; the others are not
+    /// reported.
     ///
     /// ```
     /// # fn all(rank: &ferry::Communicator) -> Result<(), ferry::Error> {
@@ -224,10 +275,10 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Fault`]: why this rank gave up, once. After it this and every later call gives
+    /// [`Error::Fault`]: why this rank gave up, once. After it this and every later call returns
     /// [`Error::Poisoned`], and only [`close`](Self::close) is left.
     pub fn check(&self) -> Result<Option<InputFault>, Error> {
-        // Held from reading to acknowledging, so that no two threads tell one record.
+        // Held from reading to acknowledging, so that no two threads return one record.
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         self.require_alive()?;
         let Some((fault, number)) = self.fault()? else {
@@ -243,9 +294,9 @@ impl Communicator {
     }
 
     /// Waits for everything enqueued on `stream`, then [`check`](Self::check)s, and after an
-    /// input fault also finds a communicator that gave up later. Then it looks whether a peer has
-    /// told this rank that it gave up on it: a rank that came late may have received all that it
-    /// waited for. That reads 8 bytes for each rank from the device. Not collective, but waits for
+    /// input fault also finds a communicator that gave up later. Then it looks for peers that gave up on this
+    /// rank, by reading 8 bytes for each rank from the device: a late rank may have received everything that
+    /// it waited for. Not collective, but waits for
     /// the peers that the kernels wait for, as long as the deadline allows: a thread that drives
     /// several ranks enqueues on all of them first, and then waits for each.
     ///
@@ -263,11 +314,13 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// With `?` alone an input fault is dropped, and it comes only once: also where a program waits between
+    /// With `?` alone an input fault is lost, as it is returned only once: also if a program waits between
     /// dispatch and combine.
     ///
     /// # Errors
-    /// As [`check`](Self::check), [`Error::PeerGaveUp`], and what the device reports.
+    /// Those of [`check`](Self::check), and errors of the device. On a late rank, on which a peer has given
+    /// up by now: [`Error::PeerGaveUp`] if this rank's kernels received everything, or else [`Error::Fault`]
+    /// with a [`PeerTimeout`](FaultKind::PeerTimeout) whose `culprit` is this rank.
     pub fn synchronize(&self, stream: Stream) -> Result<Option<InputFault>, Error> {
         self.device().synchronize(stream)?;
         self.streams.pass(stream);
@@ -278,20 +331,20 @@ impl Communicator {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         match told {
-            // A kernel records why before it stops, unless it did not get to the page: looked for once more.
+            // A kernel records the reason before it stops, unless it cannot reach the page: checked again.
             Some(fault) if self.has_stopped()? => {
                 self.check()?;
                 Err(self.poison(Poison::Fault(fault)))
             }
             _ if found.is_none() => self.require_peers().map(|()| None),
-            // Told once, so now; the next call finds what the peers did.
+            // Returned only once, so now; the next call looks for peers.
             _ => Ok(found),
         }
     }
 
-    /// That no peer has told this rank that it gave up on it. Whoever gave up on another rank is no
-    /// news here: this rank's kernels find that by themselves, and tell it to those who wait for
-    /// this rank. Synchronises.
+    /// Checks that no peer has given up on this rank. A peer that gave up on another rank does not matter
+    /// here: this rank's kernels find that by themselves, and tell the ranks that wait for
+    /// this one. Synchronizes.
     fn require_peers(&self) -> Result<(), Error> {
         let shape = self.plan.shape();
         if self.plan.config().skip_a2a || shape.ranks == 1 {
@@ -322,7 +375,7 @@ impl Communicator {
         self.poison.get_or_init(|| why).error()
     }
 
-    /// Whether a kernel of this rank gave up, fault or not. Synchronises.
+    /// Whether a kernel of this rank gave up, with or without a record. Synchronizes.
     fn has_stopped(&self) -> Result<bool, Error> {
         let mut stopped = [0; 8];
         let at = self.memory.workspace.plus(Counter::Aborted.bytes());
@@ -330,7 +383,7 @@ impl Communicator {
         Ok(stopped != [0; 8])
     }
 
-    /// A fault with the group's numbers of ranks. Where nothing travels, kernels know this rank alone.
+    /// Returns the fault with the group's numbers of ranks: with `skip_a2a` kernels know only this rank.
     const fn as_of_group(&self, fault: Fault) -> Fault {
         let rank = self.rank;
         let fault = Fault {
@@ -339,7 +392,7 @@ impl Communicator {
         };
         match (self.plan.config().skip_a2a, fault.kind.is_input()) {
             (false, _) => fault,
-            // Its peer is a slot, but of outputs that are too small.
+            // The peer of an input fault is a top-k slot, except for outputs that are too small.
             (true, true) => Fault {
                 rank,
                 peer: match fault.kind {
@@ -358,7 +411,7 @@ impl Communicator {
         }
     }
 
-    /// The fault on the page that was not told yet, and the number of its record.
+    /// The fault on the page that was not returned yet, and the number of its record.
     fn fault(&self) -> Result<Option<(Fault, u64)>, Error> {
         let Some(shared) = &self.memory.page else {
             return Ok(None);

@@ -10,7 +10,7 @@ use crate::error::round::Round;
     reason = "an epilogue is kept by value: no call allocates"
 )]
 pub(crate) enum Open {
-    /// None is open.
+    /// No round is open.
     Idle,
     /// `dispatch_async` was enqueued.
     Sent(Sent),

@@ -1,4 +1,4 @@
-//! Where a rank's memory lies on its device, for whoever looks from outside.
+//! Addresses of a rank's memory, for debuggers and tools.
 
 use ferry_layout::{CombineMode, Rank, Window};
 
@@ -6,8 +6,8 @@ use crate::communicator::Communicator;
 use crate::device::pointers::DevicePointers;
 
 impl Communicator {
-    /// Where this rank's memory lies on its device. Reads no device memory. Not collective; does not
-    /// synchronise.
+    /// Returns the addresses of this rank's memory on its device. Reads no device memory. Not collective;
+    /// does not synchronize.
     pub const fn device_pointers(&self) -> DevicePointers {
         let shape = &self.common.shape;
         let (own, window) = (self.common.own_window, Window::of(shape));

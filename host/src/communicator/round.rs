@@ -1,4 +1,4 @@
-//! The calls of a round, in the order in which they come.
+//! The calls of a round, in order.
 
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
@@ -13,8 +13,8 @@ use crate::error::round::Round;
 use crate::tensor::handles::Stream;
 
 impl Communicator {
-    /// How far this rank's round is, by its calls: launches of graphs do not count. Not collective; does not
-    /// synchronize.
+    /// Returns the state of this rank's round, as its calls left it: launches of graphs do not count. Not
+    /// collective; does not synchronize.
     pub const fn round(&self) -> Round {
         self.open.round()
     }
@@ -42,13 +42,13 @@ impl Communicator {
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends; [`dispatch_wait`](Self::dispatch_wait) comes
-    /// next. It waits until every rank has read the rows of the round before, which is usually so when it
-    /// begins, and for nothing else that a peer does. Enqueues only; `input` is in use until `stream` has
-    /// passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x` and `input_scale`
-    /// until `stream` has passed the kernel of the wait. Collective.
+    /// next. The kernel waits until every rank has read the rows of the round before, which is usually the
+    /// case when it begins, and for nothing else from its peers. Enqueues only; `input` is in use until
+    /// `stream` has passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x` and
+    /// `input_scale` until `stream` has passed the kernel of the wait. Collective.
     ///
     /// # Errors
-    /// As [`dispatch`](Self::dispatch); [`Error::SplitWithoutTravel`] with
+    /// Those of [`dispatch`](Self::dispatch) about inputs; [`Error::SplitWithoutTravel`] with
     /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn dispatch_async(&mut self, stream: Stream, input: &DispatchInput) -> Result<(), Error> {
         let call = self.prepare_dispatch_async(stream, input)?;
@@ -58,8 +58,8 @@ impl Communicator {
     /// The second half of [`dispatch`](Self::dispatch): receives the tokens for this rank's experts;
     /// [`combine`](Self::combine) or [`combine_async`](Self::combine_async) comes next. Enqueues only;
     /// `output` is in use until `stream` has passed the kernel, which must come after that of
-    /// [`dispatch_async`](Self::dispatch_async). The inputs of that are not used; with a
-    /// [shared expert](crate::Config::shared_expert), `x` and `input_scale` are. Collective.
+    /// [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except `x` and
+    /// `input_scale` with a [shared expert](crate::Config::shared_expert). Collective.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if no `dispatch_async` waits for this; [`Error::TooManyScales`],
@@ -97,7 +97,7 @@ impl Communicator {
     /// `stream` has passed the kernel of the wait. Collective.
     ///
     /// # Errors
-    /// As [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
+    /// Those of [`combine`](Self::combine); [`Error::SplitWithoutTravel`] with
     /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn combine_async(
         &mut self,
@@ -110,7 +110,7 @@ impl Communicator {
     }
 
     /// The second half of [`combine`](Self::combine): receives and sums the rows of this rank's tokens, into
-    /// the output that was given to [`combine_async`](Self::combine_async); ends the round. Enqueues only;
+    /// the output that was passed to [`combine_async`](Self::combine_async); ends the round. Enqueues only;
     /// the kernel must come after that of `combine_async`. Collective.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Communicator {
         self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
     }
 
-    /// Checks that the communicator is of use and its round at `wanted`.
+    /// Checks that the communicator has not given up and that its round is in state `wanted`.
     fn require_round(&self, call: &'static str, wanted: Round) -> Result<(), Error> {
         self.require_alive()?;
         if self.round() == wanted {
@@ -246,7 +246,7 @@ impl Communicator {
         Err(self.wrong_order(call))
     }
 
-    /// The error of a call that does not come next; of one that is of no use any more, the reason.
+    /// The error of a call that does not come next; after the communicator gave up, the reason.
     fn wrong_order(&self, call: &'static str) -> Error {
         let open = self.round();
         let rank = self.rank();
@@ -254,7 +254,7 @@ impl Communicator {
         self.require_alive().err().unwrap_or(wrong)
     }
 
-    /// Checks that sending and waiting are two things.
+    /// Refuses split calls with `skip_a2a`.
     const fn require_split(&self, call: &'static str) -> Result<(), Error> {
         if self.plan.config().skip_a2a {
             return Err(Error::SplitWithoutTravel { call });
@@ -262,7 +262,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Arguments of a dispatch without travel.
+    /// Arguments of a dispatch with `skip_a2a`.
     fn local(&self, with: DispatchWith) -> DispatchWith {
         let options = DispatchOptions {
             first_expert: self.rank().0 * self.plan.shape().experts,

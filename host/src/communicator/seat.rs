@@ -1,4 +1,4 @@
-//! What a rank of a communicator has of its GPU.
+//! The part of a GPU that a rank of a communicator takes.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ pub(super) struct Seat {
     pub(super) rank: Rank,
     /// Most multiprocessors of its kernels; `None` for all.
     pub(super) max_sms: Option<u32>,
-    /// Where other ranks of this process share the GPU, how many there are with it.
+    /// Number of this process's ranks on the GPU, if there are several.
     pub(super) gpu_ranks: Option<u32>,
-    /// Where other ranks of this process do.
+    /// Present if other ranks of this process share the GPU.
     pub(super) turn: Option<Turn>,
-    /// Where its kernels wait for peers, that they find room.
+    /// Room on the GPU, for kernels that wait for peers.
     pub(super) residence: Option<Residence>,
 }
 
-/// Those of all ranks of this process, ascending. Not collective.
+/// The seats of all ranks of this process, ascending. Not collective.
 pub(super) fn seats(group: &Group, plan: &Plan) -> Result<Vec<Seat>, Error> {
     let (ranks, max_sms) = (group.local_ranks(), plan.config().max_sms);
     let seat = |&rank: &Rank| {
@@ -38,7 +38,7 @@ pub(super) fn seats(group: &Group, plan: &Plan) -> Result<Vec<Seat>, Error> {
         }
     };
     let mut seats: Vec<Seat> = ranks.iter().map(seat).collect();
-    // Where nothing travels, nobody waits.
+    // Nothing travels, so no kernel waits for a peer.
     if plan.config().skip_a2a {
         return Ok(seats);
     }
@@ -53,7 +53,7 @@ pub(super) fn seats(group: &Group, plan: &Plan) -> Result<Vec<Seat>, Error> {
     Ok(seats)
 }
 
-/// That the kernels of these ranks find room on their GPUs; `None` for a rank that has none.
+/// Reserves room for the kernels of these ranks on their GPUs; `None` for a rank without a GPU.
 fn residences(
     group: &Group,
     ranks: &[Rank],

@@ -1,4 +1,4 @@
-//! The streams that a communicator was launched into, and whether what was launched is over.
+//! Streams with launches of a communicator, and whether these have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,24 +7,24 @@ use crate::tensor::handles::Stream;
 
 /// Most streams that a communicator remembers.
 const MAX: usize = 16;
-/// The driver's number for the default stream of whichever thread asks.
+/// The driver's handle for the default stream of the calling thread.
 const DEFAULT_OF_A_THREAD: u64 = 2;
 
-/// Streams that were launched into.
+/// Streams with launches of a communicator.
 #[derive(Default)]
 pub(crate) struct Streams {
     known: Vec<Known>,
-    /// A launch is known no more whose end was not seen.
+    /// A launch was forgotten before its end was seen.
     has_forgotten: bool,
-    /// A graph was captured: where that is launched, and when it has ended, is not known here.
+    /// A graph was captured: its streams and its end are not known here.
     has_graphs: bool,
-    /// Others captured one, or may have: whether it will be launched is not known, either.
+    /// Others captured a graph, or may have: whether it will be launched is not known, either.
     has_foreign_graphs: bool,
 }
 
 struct Known {
     stream: Stream,
-    /// Since it was last waited for, something may have been launched.
+    /// Whether something may have been launched since the last wait.
     is_busy: AtomicBool,
 }
 
@@ -35,7 +35,7 @@ impl Known {
 }
 
 impl Streams {
-    /// Something is about to be launched into `stream`.
+    /// Notes that a kernel is about to be launched into `stream`.
     pub(crate) fn enter(&mut self, stream: Stream) {
         let mut known = self.known.iter_mut();
         if let Some(known) = known.find(|known| known.stream == stream) {
@@ -52,7 +52,7 @@ impl Streams {
         });
     }
 
-    /// What was launched may be in a graph.
+    /// Notes that the launched kernel may be in a graph.
     pub(crate) const fn launched(&mut self, in_graph: InGraph) {
         match in_graph {
             InGraph::No => {}
@@ -66,14 +66,14 @@ impl Streams {
         self.has_foreign_graphs
     }
 
-    /// All graphs that others made have ended, and none is launched any more.
+    /// Notes that all graphs that others made have ended and will not be launched any more.
     pub(crate) const fn forget_foreign_graphs(&mut self) {
         self.has_foreign_graphs = false;
     }
 
-    /// All that was launched into `stream` has ended.
+    /// Notes that everything in `stream` has ended.
     pub(crate) fn pass(&self, stream: Stream) {
-        // What was waited for is this thread's, which may be another than the one that launched.
+        // This thread's default stream was waited for, and another thread may have launched into its own.
         if stream.handle() == DEFAULT_OF_A_THREAD {
             return;
         }
@@ -82,7 +82,7 @@ impl Streams {
         }
     }
 
-    /// Whether all that was ever launched is known to have ended.
+    /// Whether all launches are known to have ended.
     pub(crate) fn are_done(&mut self) -> bool {
         let may_run = self.has_forgotten || self.has_graphs || self.has_foreign_graphs;
         !may_run && !self.known.iter_mut().any(Known::is_busy)
@@ -94,11 +94,11 @@ mod tests {
     use super::*;
 
     fn stream(handle: u64) -> Stream {
-        // SAFETY: nothing here enqueues.
+        // SAFETY: `Stream::new` is about enqueued work, and nothing here enqueues.
         unsafe { Stream::new(handle) }
     }
 
-    /// A launch into the stream with this handle.
+    /// Launches into the stream with this handle.
     fn launch(streams: &mut Streams, handle: u64) {
         streams.enter(stream(handle));
     }
