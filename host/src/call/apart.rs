@@ -1,4 +1,4 @@
-//! That a dispatch writes nothing that it reads, and nothing twice.
+//! Checks that a dispatch's outputs overlap neither its inputs nor each other.
 
 use super::combine::{Extent, extent};
 use super::{DispatchInput, DispatchOutput, Sent};
@@ -7,12 +7,12 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 
-/// What a tensor of this name takes, if there is one.
+/// A tensor's name and extent, if it is present.
 type Named = (&'static str, Option<Extent>);
 
 impl DispatchOutput {
-    /// Checks that no output, each of which was found to fit, is in the memory of an input: kernels
-    /// still read these while they write.
+    /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
+    /// checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
         let ids = ("topk_ids", extent(Some(&input.topk_ids)));
         let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
@@ -21,7 +21,8 @@ impl DispatchOutput {
         self.require_outside(&input.x, &[ids, weights, scale, count])
     }
 
-    /// The same for the wait of a split dispatch, which reads inputs only for a shared expert.
+    /// [`require_apart`](Self::require_apart) for the wait of a split dispatch, which reads inputs only for a
+    /// shared expert.
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
         if !plan.config().shared_expert {
             return Ok(());
@@ -41,7 +42,7 @@ impl DispatchOutput {
         Ok(())
     }
 
-    /// Checks that no two outputs, each of which was found to fit, have memory in common.
+    /// Checks that no two outputs overlap. Each was checked by itself.
     pub(super) fn require_disjoint(&self) -> Result<(), Error> {
         let all = self.written();
         for (index, (first, written)) in all.iter().enumerate() {
@@ -83,7 +84,7 @@ impl Extent {
     }
 }
 
-/// Whether rows of BF16, which need not follow each other, have a byte in common with `written`.
+/// Whether rows of BF16, which may have a stride, have a byte in common with `written`.
 fn rows_overlap(x: &Tensor<2>, written: &Extent) -> bool {
     let [rows, row_bytes] = [x.dims[0], 2 * x.dims[1]].map(|count| count as u64);
     if rows == 0 || written.bytes == 0 {
@@ -97,7 +98,7 @@ fn rows_overlap(x: &Tensor<2>, written: &Extent) -> bool {
         _ => 2 * x.strides[0] as u64,
     };
     if stride < row_bytes {
-        // Rows that have bytes in common leave no gaps.
+        // Rows that overlap leave no gaps.
         return u128::from(distance)
             < u128::from(stride) * u128::from(rows - 1) + u128::from(row_bytes);
     }

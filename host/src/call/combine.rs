@@ -1,4 +1,4 @@
-//! What combine is given, as its kernels take it.
+//! The kernels' arguments of a combine.
 
 use bytemuck::Zeroable;
 use ferry_layout::{
@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 use crate::tensor::handles::DevicePtr;
 
 impl CombineInput {
-    /// The experts' outputs, and nothing else.
+    /// The experts' outputs alone: no weights and no epilogue.
     pub const fn new(expert_rows: Tensor<2>) -> Self {
         Self {
             expert_rows,
@@ -63,8 +63,8 @@ impl CombineInput {
         Ok(with)
     }
 
-    /// Checks that no tensor, each of which was found to fit, is read from where the result is written: rows
-    /// are still read while sums are written.
+    /// Checks that the result overlaps no tensor that is read: rows
+    /// are still read while sums are written. Each tensor was checked by itself.
     fn require_apart(&self, combined: &Extent) -> Result<(), Error> {
         let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => Some(steps),
@@ -127,7 +127,7 @@ impl CombineInput {
                 return Err(EpilogueError::Apart { option }.into());
             }
         }
-        // All that has the kernels with options launched, whose epilogue must be given then.
+        // Each of these launches the kernels with options, which then need their epilogue.
         let others = [
             ("row_weights", self.row_weights.is_some()),
             ("combined in another type than bf16", is_converted),
@@ -154,7 +154,7 @@ impl CombineInput {
         })
     }
 
-    /// Where the result goes, if its shape fits the mode.
+    /// Address of the result, if its shape fits the mode.
     fn combined(
         &self,
         output: &CombineOutput,
@@ -181,12 +181,12 @@ impl CombineInput {
     }
 }
 
-/// What `tensor` takes, if there is one.
+/// Extent of `tensor`, if it is present.
 pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<Extent> {
     tensor.map(Extent::of)
 }
 
-/// Bytes that a tensor takes.
+/// Bytes of a tensor in memory.
 pub(super) struct Extent {
     pub(super) address: u64,
     pub(super) bytes: u64,

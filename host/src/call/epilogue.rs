@@ -1,4 +1,4 @@
-//! What a combine does with sums before it stores them.
+//! Epilogues: steps on a combine's sums before they are stored.
 
 use bytemuck::{NoUninit, Zeroable};
 use ferry_layout::{EpilogueWords, MAX_EPILOGUE_BYTES, Steps};
@@ -9,39 +9,39 @@ use crate::plan::Plan;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 
-/// What a combine does with the sum of a token's rows before it is stored. Sums are f32; what comes
-/// of them is converted once, to what `combined` is made of. With a shared expert, its row was
+/// Steps on the sum of each token's rows before it is stored. Sums are f32; the result
+/// is converted once, to the elements of `combined`. A shared expert's row was
 /// added before, in exact mode to the sum rounded to BF16.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CombineEpilogue {
-    /// Nothing.
+    /// No steps.
     #[default]
     None,
     /// Ferry's own steps.
     Steps(CombineSteps),
-    /// Yours: what your device crate's `Epilogue` is given.
+    /// The `Epilogue` of your device crate, with this value.
     Own(OwnEpilogue),
 }
 
-/// Steps on each sum, in the order of the fields; each result is rounded to f32. What is `None` is left out.
+/// Steps on each sum, in the order of the fields; each result is rounded to f32. `None` skips a step.
 ///
-/// Where every rank has all tokens ([`Config::skip_a2a`](crate::Config::skip_a2a)), each rank's
-/// result is a part of the sum: what each of them adds counts as often. Give biases and residual on
-/// one rank.
+/// With [`Config::skip_a2a`](crate::Config::skip_a2a), where every rank has all tokens, each rank's
+/// result is a part of the sum, and a bias counts once for each rank that adds it. Pass biases and residual
+/// on one rank.
 ///
-/// The tensors are in use until the stream has passed the kernel that sums: of a split combine that
+/// The tensors are in use until the stream has passed the kernel that sums: in a split combine that
 /// of the wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CombineSteps {
-    /// f32 `[tokens]`: each token is multiplied with its scale.
+    /// f32 `[tokens]`: factor of each token.
     pub row_scales: Option<Tensor<1>>,
     /// BF16 `[hidden]`, 16-byte aligned: added to each token, one after the other.
     pub biases: [Option<Tensor<1>>; 2],
-    /// BF16 `[tokens, hidden]`, 16-byte aligned: added. Like the others, not in the memory of `combined`.
+    /// BF16 `[tokens, hidden]`, 16-byte aligned: added. None of these tensors may overlap `combined`.
     pub residual: Option<Tensor<2>>,
 }
 
-/// A value of your device crate's `Epilogue`, which travels with the launch.
+/// A value of your device crate's `Epilogue`, passed with the launch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OwnEpilogue {
     words: EpilogueWords,
@@ -49,15 +49,15 @@ pub struct OwnEpilogue {
 }
 
 impl OwnEpilogue {
-    /// Keeps the bytes of `epilogue`.
+    /// Copies the bytes of `epilogue`.
     ///
     /// # Errors
     /// [`Error::Epilogue`] if it is larger than 256 bytes, or needs an alignment above 8.
     ///
     /// # Safety
-    /// `E` is the type that the kernels of the group were built with: only its size is compared. What
-    /// `Epilogue::apply` reads with the value is memory that the rank's device may read, until the stream has
-    /// passed the kernels of the combines that the value is given to, and no graph of one is
+    /// `E` is the type that the kernels of the group were built with: only its size is compared. The memory
+    /// that `Epilogue::apply` reads with the value is readable by the rank's device until the stream has
+    /// passed the kernels of the combines that take the value, and no graph of one is
     /// launched any more.
     pub unsafe fn new<E: NoUninit>(epilogue: &E) -> Result<Self, Error> {
         let given = bytemuck::bytes_of(epilogue);
@@ -85,8 +85,8 @@ impl std::fmt::Debug for OwnEpilogue {
 }
 
 impl CombineEpilogue {
-    /// The words that a launch takes, if there is an epilogue. `taken`: bytes of the epilogue that
-    /// the device's kernels take, rounded up to 8, if they are not Ferry's own.
+    /// The words for a launch, if there is an epilogue. `taken`: bytes of the user's epilogue in
+    /// the device's kernels, rounded up to 8; `None` if they have Ferry's steps.
     pub(crate) fn words(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! What dispatch and combine take, and how it is checked.
+//! The arguments of dispatch and combine, and their checks.
 
 pub(crate) mod buffers;
 pub(crate) mod epilogue;
@@ -24,109 +24,114 @@ use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 
-/// What a rank brings to a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ from
-/// rank to rank and from round to round.
+/// A rank's inputs of a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ between ranks and
+/// rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
-    /// BF16 `[tokens, hidden]`, 16-byte aligned. The one tensor whose rows need not follow each other
-    /// ([`Tensor::with_row_stride`]). Of a split dispatch with a
-    /// [shared expert](crate::Config::shared_expert) the wait reads it once more, and the `input_scale`.
+    /// BF16 `[tokens, hidden]`, 16-byte aligned. The only tensor whose rows may have a stride
+    /// ([`Tensor::with_row_stride`]). In a split dispatch with a
+    /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale`.
     pub x: Tensor<2>,
     /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault. An expert that stands twice gets the
+    /// `-1..experts` is not routed either, and reported as a fault. An expert that is listed twice gets the
     /// token twice, in the order of the slots, and both rows count;
     /// [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
-    /// f32 `[tokens, top_k]`: the router's weights, which the reduced mode applies. `None`: all
-    /// are 1.
+    /// f32 `[tokens, top_k]`: the router's weights, which combine applies in reduced mode, on the experts'
+    /// rank; exact mode does not read them. `None`: all are 1.
     pub topk_weights: Option<Tensor<2>>,
     /// f32 `[1]`, [`TokenFormat::Nvfp4`](crate::TokenFormat) only: the global scale that the block
     /// scales are multiplied with, 2^-126 to 2^126, usually `448 * 6 / amax` of a calibration. `None`: it
-    /// is 1. Rows do not carry it: every rank gives the same, or the experts cannot tell whose rows
-    /// mean what.
+    /// is 1. Rows do not carry it: every rank must pass the same, or the experts cannot know the scale of
+    /// a row.
     pub input_scale: Option<Tensor<1>>,
-    /// u32 `[1]`: how many tokens there are, `x`'s first ones; `None`: all of `x`. Read when the
-    /// kernel begins, so that one captured graph serves any number up to `x`'s rows. A number above
-    /// them is taken as these rows, and reported as a fault
-    /// ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine leaves rows of `combined` from
-    /// the number on as they are. It must not change until the stream has passed the kernel: its
-    /// warps read the number one by one. Takes [`Config::options`](crate::Config::options), which a
+    /// u32 `[1]`: number of tokens, the first rows of `x`; `None`: all rows of `x`. Read when the
+    /// kernel begins, so that one captured graph serves any number up to the rows of `x`. A larger number
+    /// counts as all rows, and is reported as a fault
+    /// ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine does not write the rows of `combined` from
+    /// the number on. It must not change until the stream has passed the kernel: its
+    /// warps read the number one by one. Needs [`Config::options`](crate::Config::options), which a
     /// shared expert and `skip_a2a` imply.
     pub tokens_on_device: Option<Tensor<1>>,
 }
 
-/// Where a rank receives the tokens of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
-/// multiple of 4; [`Plan::max_rows`] always suffice. Of more rows than that the first ones are written, and
+/// A rank's outputs of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
+/// multiple of 4; [`Plan::max_rows`] always suffice. If more rows arrive, the first ones are written, and
 /// the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind).
-/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all of it. Each tensor has memory of its own: none
-/// of it is another output's, or that of an input which the same call reads.
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors. Each has memory of its own, which no
+/// other output and no input of the same call overlaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
-    /// half), 16-byte aligned: rows by expert, then source rank, then token, then top-k slot, where a token
+    /// half), 16-byte aligned: rows by expert, then source rank, then token, then top-k slot, if a token
     /// names an expert twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens
-    /// stand before them, in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a)
+    /// precede them, in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a)
     /// this rank's part of the tokens ([`Plan::shared_tokens`]): row `t` is token `start + t`. Rows from
-    /// `row_offsets[groups]` on, and those that pad a group, are left as they are.
+    /// `row_offsets[groups]` on, and those that pad a group, are not written.
     pub tokens: Tensor<2>,
     /// The rows' scales, in the layout of the plan's format; `None` for BF16.
     pub scales: Option<ScaleTensor>,
     /// BF16 `[capacity]`, [`TokenFormat::Nvfp4RowScaled`](crate::TokenFormat) only: the inverse of
-    /// each row's own global scale. An element is code times scale times this.
+    /// each row's own global scale. An element is its code times its scale times this.
     pub row_scales: Option<Tensor<1>>,
     /// u32 `[groups + 1]` ([`Plan::groups`]): the first row of each group, and the end of the last. A group
     /// is a local expert; with a shared expert, that is the first group, and local expert `e` is group
-    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: where
-    /// more rows come, groups end with the last row that is here, and those behind it are empty.
+    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: if
+    /// more rows arrive, groups end with the last row that fits, and the groups after it are empty.
     pub row_offsets: Tensor<1>,
-    /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, as grouped matrix multiplications want
-    /// it.
+    /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, for grouped matrix multiplications that
+    /// take one.
     pub expert_ids: Tensor<1>,
-    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Those of
-    /// the shared expert's rows and of rows that pad a group are left as they are. Neither the source rank
-    /// nor a group's number of rows without padding is given.
+    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Not written for
+    /// the shared expert's rows and for rows that pad a group. Neither the source rank
+    /// nor a group's number of rows without padding is available.
     pub src_info: Tensor<2>,
 }
 
-/// What a rank gives back in a combine.
+/// A rank's inputs of a combine.
 ///
-/// `row_weights` and `epilogue` take kernels with options
-/// ([`Config::options`](crate::Config::options)). Each rank may give its own.
+/// `row_weights` and `epilogue` need kernels with options
+/// ([`Config::options`](crate::Config::options)). They may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombineInput {
     /// BF16 `[capacity, hidden]`, 16-byte aligned: the experts' outputs in the order of the
     /// dispatch's `tokens`, with the same capacity. May be the same memory.
     pub expert_rows: Tensor<2>,
-    /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens. `None`
-    /// keeps the rows of a token apart.
+    /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens, with which this rank
+    /// multiplies the rows that return, in f32. `None` keeps the rows of a token apart.
     pub topk_weights: Option<Tensor<2>>,
-    /// f32 `[capacity]`, reduced mode only: what each of `expert_rows` is weighted with, instead of
-    /// the router's weight that came with its token. Those of rows that nobody was sent are not
-    /// read.
+    /// f32 `[capacity]`, reduced mode only: the weight of each of `expert_rows`, instead of
+    /// the router's weight that came with its token. Not read for rows of no token.
     pub row_weights: Option<Tensor<1>>,
-    /// What is done with the sums of this rank's own tokens.
+    /// Steps on the sums of this rank's own tokens.
     pub epilogue: CombineEpilogue,
 }
 
-/// Where a rank receives the result of a combine: a tensor whose shape depends on the mode, 16-byte aligned,
+/// A rank's output of a combine: a tensor whose shape depends on the mode, 16-byte aligned,
 /// not in the memory of `expert_rows`, as rows are still read while sums are written.
 /// [`CombineBuffers`](crate::CombineBuffers) allocates it.
 ///
-/// With [`skip_a2a`](crate::Config::skip_a2a) the result is what this rank's experts add, and zeros where
-/// they add nothing: the sum over the ranks is the result.
+/// With [`skip_a2a`](crate::Config::skip_a2a) it holds the part of this rank's experts, and zeros for tokens
+/// that name none of them: the sum over the ranks is the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineOutput {
-    /// `[tokens, hidden]`: the weighted sum of a token's rows, from +0 on: rows of -0 alone, and no rows, sum
-    /// to +0. In reduced mode always; in exact mode when the combine is given weights. BF16; f16 and f32 take
-    /// kernels with options ([`Config::options`](crate::Config::options)).
+    /// `[tokens, hidden]`: the weighted sum of each token's rows. In reduced mode always; in exact mode if
+    /// combine has weights. BF16; f16 and f32 need kernels with options
+    /// ([`Config::options`](crate::Config::options)).
+    ///
+    /// Products and sums are rounded to f32 one by one, beginning with +0: rows of -0 alone, and no rows, sum
+    /// to +0. The order is fixed. In exact mode this rank adds the rows by top-k slot. In reduced mode each
+    /// rank adds its rows of the token by top-k slot and rounds the sum to BF16, and this rank adds these
+    /// sums by rank. Then follow the [shared expert](crate::Config::shared_expert)'s row and the
+    /// [epilogue](CombineInput::epilogue), if any, and one rounding to the tensor's elements.
     Summed(Tensor<2>),
-    /// BF16 `[tokens, top_k, hidden]`: each row by itself, bit for bit, +0 where nothing was routed. In exact
-    /// mode without weights.
+    /// BF16 `[tokens, top_k, hidden]`: each row by itself, bit for bit, +0 for slots that were not routed. In
+    /// exact mode without weights.
     Apart(Tensor<3>),
 }
 
 impl CombineOutput {
-    /// The same elements as rows, one after another: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
+    /// Returns the same elements as rows: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
     pub const fn rows(&self) -> Tensor<2> {
         match *self {
             Self::Summed(tensor) => tensor,
@@ -141,7 +146,7 @@ impl CombineOutput {
 }
 
 impl CombineOutput {
-    /// What the result is made of. Rows that are kept apart are BF16, and so are 16 bits without a name.
+    /// Type of the result's elements. Rows that are kept apart are BF16, and so is [`DataType::U16`].
     pub(crate) fn element(&self) -> Result<OutputElement, TensorError> {
         let given = match self {
             Self::Apart(_) => return Ok(OutputElement::Bf16),
@@ -161,7 +166,7 @@ impl CombineOutput {
 }
 
 impl DispatchInput {
-    /// Tokens and their experts, and nothing else: all weights are 1.
+    /// Tokens and their experts alone: all weights are 1.
     pub const fn new(x: Tensor<2>, topk_ids: Tensor<2>) -> Self {
         Self {
             x,
@@ -172,14 +177,14 @@ impl DispatchInput {
         }
     }
 
-    /// What the wait of a split dispatch takes of the inputs.
+    /// The inputs that the wait of a split dispatch needs.
     pub(crate) fn sent(&self) -> Sent {
         Sent { input: *self }
     }
 
     /// Bytes from one row of `x` to the next.
     const fn x_stride(&self) -> u64 {
-        // Of a single row it may be any number.
+        // For a single row it may be any number.
         (self.x.strides[0] as u64).wrapping_mul(2)
     }
 
@@ -229,15 +234,15 @@ impl DispatchInput {
     }
 }
 
-/// What the second half of a dispatch must know of the first.
+/// Inputs of a dispatch's first half that the second half needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// A shared expert's rows are made of its `x` and `input_scale`.
+    /// Its `x` and `input_scale` become a shared expert's rows.
     input: DispatchInput,
 }
 
 impl Sent {
-    /// The kernels' arguments without outputs. Without a shared expert, nothing of the inputs is read.
+    /// The kernels' arguments without outputs. Without a shared expert, no input is read.
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
         let input = &self.input;
         let mut args = args_of(common, self.tokens());
@@ -254,18 +259,18 @@ impl Sent {
         }
     }
 
-    /// Rows of `x`.
+    /// Number of rows of `x`.
     pub(crate) const fn tokens(&self) -> usize {
         self.input.x.dims[0]
     }
 
-    /// Whether the device says how many tokens there are.
+    /// Whether the number of tokens is on the device.
     pub(crate) const fn is_counted(&self) -> bool {
         self.input.tokens_on_device.is_some()
     }
 }
 
-/// What the second half of a combine must know of the first, and of its dispatch.
+/// Arguments of a combine's first half, and of its dispatch, that the second half needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Returned {
     pub(crate) received: Received,
@@ -336,20 +341,20 @@ impl DispatchOutput {
         Ok(DispatchWith { args, options })
     }
 
-    /// Rows that the outputs hold.
+    /// Number of rows that fit in the outputs.
     pub(crate) const fn capacity(&self) -> usize {
         self.tokens.dims[0]
     }
 }
 
-/// What a combine must know of its dispatch.
+/// Sizes of a dispatch that its combine needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
-    /// Tokens that this rank brought.
+    /// Tokens of this rank.
     pub(crate) tokens: usize,
-    /// Rows that its outputs hold.
+    /// Rows that fit in its outputs.
     pub(crate) capacity: usize,
-    /// Whether the device says how many of the tokens there are.
+    /// Whether the number of tokens is on the device.
     pub(crate) is_counted: bool,
 }
 
@@ -363,17 +368,18 @@ impl Received {
     }
 }
 
-/// Refuses outputs that hold fewer rows, or blocks of scales, than the shared expert's tokens take, which are
-/// written before it is known what comes.
+/// Refuses outputs with fewer rows, or blocks of scales, than the shared expert's tokens take, which are
+/// written before the number of other rows is known.
 fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Result<(), Error> {
     if !options.has_shared_expert() {
         return Ok(());
     }
     let (common, tokens) = (&args.common, options.shared(args.common.tokens).count);
     let rows = common.row.padded(tokens);
-    let blocks = match common.shape.has_tiled_scales() {
-        true => scale_placement::blocks(rows),
-        false => 0,
+    let blocks = if common.shape.has_tiled_scales() {
+        scale_placement::blocks(rows)
+    } else {
+        0
     };
     for (field, needed, given) in [
         ("rows", rows, args.row_capacity),
@@ -404,8 +410,8 @@ mod tests {
     use crate::plan::config::Config;
     use crate::tensor::handles::DevicePtr;
 
-    /// In exact mode a position is also a row of the staging, of which there are
-    /// [`Shape::max_rows`]: fewer than [`Plan::max_rows`] where that is rounded up.
+    /// A position in exact mode is also a row of the staging, which has [`Shape::max_rows`] rows: fewer than
+    /// [`Plan::max_rows`] if that is rounded up.
     #[test]
     fn positions_of_a_combine_stay_in_the_staging() {
         let config = Config {
@@ -417,7 +423,7 @@ mod tests {
         };
         let plan = Plan::check(2, true, config).unwrap();
         assert!(plan.max_rows() as u64 > plan.shape().max_rows());
-        // SAFETY: nothing here reads or writes device memory.
+        // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
         let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
         let rows = Tensor::contiguous(memory(1 << 20), DataType::Bf16, [plan.max_rows(), 1024]);
         let input = CombineInput::new(rows);

@@ -1,4 +1,4 @@
-//! The scales of rows: which tensors a format has, and the one check of them.
+//! The scale tensors of each format, and their check.
 
 use ferry_layout::{ScaleLayout, Shape};
 
@@ -9,30 +9,30 @@ use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
-/// are refused ([`Error::TooManyScales`]), in NVFP4 where the tokens take more than 128 GiB.
+/// are refused ([`Error::TooManyScales`]), in NVFP4 if the tokens take more than 128 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
-    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, as grouped matrix multiplications
-    /// want it, which load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
-    /// multiple of 4. The columns of padding rows are left as they are.
+    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, for grouped matrix multiplications
+    /// that load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
+    /// multiple of 4. The columns of padding rows are not written.
     Transposed(Tensor<2>),
     /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
     Tiled {
-        /// One byte a scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
+        /// One byte per scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
         /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
-        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. Scales of rows that an
-        /// expert's last block has and the expert has not are zero; other blocks are left as they
-        /// are. [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
+        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. In an expert's last block, the scales
+        /// after the expert's last row are zero; other blocks are not
+        /// written. [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
         scales: Tensor<5>,
-        /// u32 `[local_experts]`, written.
+        /// u32 `[groups]` ([`Plan::groups`](crate::Plan::groups)), written.
         offsets: Tensor<1>,
     },
-    /// One byte a scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
+    /// One byte per scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
     /// [`ScaleLayout::RowMajor`](crate::ScaleLayout).
     RowMajor(Tensor<2>),
 }
 
-/// Where scales go: 0 for what the format has not.
+/// Addresses of scales: 0 for tensors that the format does not have.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ScaleAddresses {
     pub(crate) scales: u64,
@@ -42,8 +42,8 @@ pub(crate) struct ScaleAddresses {
 }
 
 impl ScaleTensor {
-    /// Checks that `given` are what rows of `shape`'s format and hidden size have, `capacity` of them in
-    /// `experts` groups. The one check of scales, for a dispatch and for a fused SiLU.
+    /// Checks that `given` are the scales of `capacity` rows in `experts` groups, with the format and hidden
+    /// size of `shape`. For a dispatch and for a fused SiLU.
     pub(crate) fn check(
         given: Option<&Self>,
         shape: &Shape,
@@ -95,7 +95,7 @@ impl ScaleTensor {
         }
     }
 
-    /// For error messages.
+    /// Name of `scales` in error messages.
     pub(crate) const fn title(scales: Option<&Self>) -> &'static str {
         match scales {
             None => "no scales",
@@ -106,7 +106,7 @@ impl ScaleTensor {
     }
 }
 
-/// Scales of a row, without its own.
+/// Number of scales of a row, without the row's own scale.
 fn groups(shape: &Shape) -> usize {
     let group = shape.sizes().group;
     shape.hidden.checked_div(group).unwrap_or(0) as usize

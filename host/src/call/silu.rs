@@ -16,10 +16,10 @@ use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::Stream;
 
-/// Columns that a lane works on at a time.
+/// Columns that a lane processes at a time.
 const LANE_COLUMNS: usize = 16;
 
-/// What a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)) reads and writes. Rows are those
+/// Arguments of a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)). Rows are those
 /// of a dispatch: `row_offsets` is read on the device, and rows from its last entry on, and those beyond
 /// `capacity`, are not touched.
 ///
@@ -34,13 +34,13 @@ const LANE_COLUMNS: usize = 16;
 pub struct FusedSilu {
     /// BF16 `[capacity, 2 * columns]`, 16-byte aligned: gates, then ups.
     pub input: Tensor<2>,
-    /// Whether gates and ups stand side by side instead: gate, up, gate, up.
+    /// Whether gates and ups alternate instead: gate, up, gate, up.
     pub interleaved: bool,
     /// u32 `[experts + 1]`: the first row of each expert, and the end of the last.
     pub row_offsets: Tensor<1>,
-    /// What is done with gate and up.
+    /// Function of gate and up.
     pub activation: Activation,
-    /// What the results are rounded to, straight from f32. Not
+    /// Format of the results, which are rounded straight from f32. Not
     /// [`Nvfp4RowScaled`](TokenFormat::Nvfp4RowScaled).
     pub format: TokenFormat,
     /// f32 `[experts]`, NVFP4 only: the global scale of each expert, 2^-126 to 2^126. `None`: they are 1.
@@ -54,13 +54,13 @@ pub struct FusedSilu {
 
 impl dyn Device + '_ {
     /// Enqueues a fused SiLU on `stream`: a kernel that waits for nobody and needs no round. Not collective;
-    /// does not synchronise or allocate, and can be captured in a graph. `max_sms` bounds the
-    /// multiprocessors that it occupies.
+    /// does not synchronize or allocate, and can be captured in a graph. `max_sms` bounds the
+    /// multiprocessors that it occupies; `None` for all.
     ///
     /// # Errors
     /// [`Error::Tensor`], [`Error::WrongScales`], [`Error::TooManyScales`], [`Error::UnusedInputScale`],
-    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; what the
-    /// launch reports.
+    /// [`Error::SiluLimit`] or [`Error::SiluColumns`] for arguments that do not fit together; errors of the
+    /// launch.
     pub fn fused_silu(
         &self,
         stream: Stream,
@@ -75,7 +75,8 @@ impl dyn Device + '_ {
             max_sms,
             stream,
         };
-        // SAFETY: `args` found memory for every element of every tensor, and the kernel uses no more.
+        // SAFETY: `args` found memory for every element of every tensor, which `DevicePtr::new` promises to
+        // be the device's; the kernel uses no other, and the general kernels fit every shape.
         unsafe { self.launch(&launch) }
     }
 }
@@ -150,7 +151,7 @@ impl FusedSilu {
         })
     }
 
-    /// Words that the tensor of scales holds.
+    /// Number of words in the tensor of scales.
     fn scale_words(&self, columns: usize) -> u64 {
         let words = u64::from(self.format.sizes().scale_words(columns as u32));
         let rows = match self.scales {

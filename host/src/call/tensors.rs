@@ -1,4 +1,4 @@
-//! The tensors that a dispatch writes: what they are made of, and how they are put together.
+//! The output tensors of a dispatch: their layouts and addresses.
 
 use ferry_layout::ScaleLayout;
 
@@ -11,22 +11,22 @@ use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 
-/// A value for each tensor that a dispatch writes: `None` for those that the plan's format has not.
+/// A value for each output tensor of a dispatch: `None` for those that the plan's format does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DispatchTensors<T> {
-    /// Of [`DispatchOutput::tokens`].
+    /// Value for [`DispatchOutput::tokens`].
     pub tokens: T,
-    /// Of the scales in [`DispatchOutput::scales`], whatever their layout.
+    /// Value for the scales in [`DispatchOutput::scales`], in any layout.
     pub scales: Option<T>,
-    /// Of the `offsets` of [`ScaleTensor::Tiled`].
+    /// Value for the `offsets` of [`ScaleTensor::Tiled`].
     pub scale_offsets: Option<T>,
-    /// Of [`DispatchOutput::row_scales`].
+    /// Value for [`DispatchOutput::row_scales`].
     pub row_scales: Option<T>,
-    /// Of [`DispatchOutput::row_offsets`].
+    /// Value for [`DispatchOutput::row_offsets`].
     pub row_offsets: T,
-    /// Of [`DispatchOutput::expert_ids`].
+    /// Value for [`DispatchOutput::expert_ids`].
     pub expert_ids: T,
-    /// Of [`DispatchOutput::src_info`].
+    /// Value for [`DispatchOutput::src_info`].
     pub src_info: T,
 }
 
@@ -35,22 +35,21 @@ pub struct DispatchTensors<T> {
 pub struct TensorLayout {
     /// Its name in [`DispatchTensors`].
     pub name: &'static str,
-    /// What the elements are.
+    /// Type of the elements.
     pub data_type: DataType,
     /// Sizes, slowest first, in elements.
     pub dims: Vec<usize>,
     /// Bytes of all elements.
     pub bytes: u64,
-    /// What its address must be a multiple of, in bytes.
+    /// Required alignment of its address, in bytes.
     pub align: u64,
 }
 
 impl<T> DispatchTensors<T> {
-    /// The same with each value replaced by what `map` makes of it, in the order of the fields: memory for a
-    /// layout, say.
+    /// Replaces each value by the result of `map`, in the order of the fields: a layout by memory, say.
     ///
     /// # Errors
-    /// The first one of `map`, which is not called any more then.
+    /// The first error of `map`, which is then not called any more.
     pub fn try_map<U, E>(
         self,
         mut map: impl FnMut(T) -> Result<U, E>,
@@ -66,7 +65,7 @@ impl<T> DispatchTensors<T> {
         })
     }
 
-    /// All values that there are, in the order of the fields.
+    /// All values that are present, in the order of the fields.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         let optional = [&self.scales, &self.scale_offsets, &self.row_scales];
         std::iter::once(&self.tokens)
@@ -94,9 +93,9 @@ impl TensorLayout {
 }
 
 impl Plan {
-    /// The tensors that a dispatch with this capacity writes: bytes, alignment, sizes and elements of each,
-    /// for engines that allocate themselves. [`DispatchOutput::from_addresses`] makes outputs of what they
-    /// allocated. Not collective; does not synchronise.
+    /// The output tensors of a dispatch with this capacity: bytes, alignment, sizes and elements of each,
+    /// for engines that allocate themselves. [`DispatchOutput::from_addresses`] turns their memory into
+    /// outputs. Not collective; does not synchronize.
     ///
     /// # Errors
     /// [`Error::Capacity`], [`Error::TooManyScales`].
@@ -175,11 +174,11 @@ impl Plan {
 
 impl DispatchOutput {
     /// Outputs in memory of yours: an address for each tensor of
-    /// [`output_layout`](Plan::output_layout). Not collective; does not synchronise.
+    /// [`output_layout`](Plan::output_layout). Not collective; does not synchronize.
     ///
     /// # Errors
-    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] where an address is missing,
-    /// one too many, not aligned, or of fewer bytes than the tensor has; [`Error::TensorsOverlap`].
+    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] if an address is missing,
+    /// superfluous, not aligned, or has fewer bytes than the tensor; [`Error::TensorsOverlap`].
     pub fn from_addresses(
         plan: &Plan,
         capacity: Capacity,
@@ -205,9 +204,10 @@ impl DispatchOutput {
             (None, None, None) => None,
             (wanted, scales, offsets) => {
                 let tiled = matches!(wanted, Some(ScaleTensor::Tiled { .. }));
-                return Err(match scales.is_some() == wanted.is_some() {
-                    true => unfit("scale_offsets", tiled, offsets.is_some()),
-                    false => unfit("scales", wanted.is_some(), scales.is_some()),
+                return Err(if scales.is_some() == wanted.is_some() {
+                    unfit("scale_offsets", tiled, offsets.is_some())
+                } else {
+                    unfit("scales", wanted.is_some(), scales.is_some())
                 });
             }
         };
@@ -243,7 +243,7 @@ impl DispatchOutput {
     }
 }
 
-/// An address that is missing, or one too many.
+/// The error of an address that is missing or superfluous.
 fn unfit(tensor: &'static str, is_wanted: bool, is_given: bool) -> Error {
     let word = |is_there| if is_there { "an address" } else { "none" };
     Error::Tensor(crate::error::TensorError {

@@ -1,4 +1,4 @@
-//! Memory that is allocated piece by piece, and freed at once.
+//! Memory that is allocated piece by piece, and freed together.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) struct Allocations {
 }
 
 impl Allocations {
-    /// Lets `make` allocate; where it fails, gives back what it had.
+    /// Lets `make` allocate; if it fails, frees its memory.
     pub(crate) fn with<T>(
         device: &Arc<dyn Device>,
         make: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -25,7 +25,7 @@ impl Allocations {
         match make(&mut memory) {
             Ok(made) => Ok((made, memory)),
             Err(error) => {
-                // SAFETY: the addresses went nowhere.
+                // SAFETY: `make` failed, so that nobody has the addresses.
                 if let Err(error) = unsafe { memory.free() } {
                     tracing::warn!(%error, "cannot free a part of some buffers");
                 }
@@ -34,19 +34,19 @@ impl Allocations {
         }
     }
 
-    /// So many bytes, not cleared.
+    /// Allocates `bytes` bytes, not cleared.
     pub(crate) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
         let at = self.device.alloc(bytes)?;
         self.at.push(at);
         Ok(at)
     }
 
-    /// Whose memory it is.
+    /// The device of the memory.
     pub(crate) const fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// All of them.
+    /// All allocations, in order.
     pub(crate) fn at(&self) -> &[DevicePtr] {
         &self.at
     }
@@ -57,13 +57,13 @@ impl Allocations {
         all.try_for_each(|&at| self.device.fill(at, value, at.bytes()))
     }
 
-    /// Frees all, also behind one that cannot be freed.
+    /// Frees all allocations, also after one that cannot be freed.
     ///
     /// # Safety
-    /// As [`Device::free`], of every allocation.
+    /// As [`Device::free`], for every allocation.
     pub(crate) unsafe fn free(self) -> Result<(), Error> {
-        // SAFETY: this device's `alloc` gave them, and each is freed once, also behind one that
-        // cannot be freed. The rest is the caller's promise.
+        // SAFETY: this device's `alloc` returned them, and each is freed once; that nothing uses them any
+        // more is documented on this function.
         let freed = self.at.iter().map(|&at| unsafe { self.device.free(at) });
         freed.fold(Ok(()), Result::and)
     }

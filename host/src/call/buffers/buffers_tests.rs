@@ -1,4 +1,4 @@
-//! Buffers of every format are what a dispatch and a combine take.
+//! Buffers of every format fit a dispatch and a combine.
 
 use super::*;
 use crate::call::tensors::DispatchTensors;
@@ -20,7 +20,7 @@ fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
     )
 }
 
-/// What the table in the documentation of [`DispatchBuffers`] says.
+/// The table in the documentation of [`DispatchBuffers`].
 fn documented_bytes(format: TokenFormat, Capacity { rows, scale_blocks }: Capacity) -> usize {
     let (hidden, local, sizes) = (256, 3, format.sizes());
     let tokens = rows * hidden * sizes.element_bits as usize / 8;
@@ -53,7 +53,7 @@ fn buffers_of_every_format_have_the_documented_bytes_and_pass_the_checks() {
                 .add_to(ferry_layout::DispatchWith::plain(args), &plan)
                 .unwrap();
             assert_eq!(args.args.row_capacity, capacity.rows as u64);
-            // SAFETY: no kernel was launched.
+            // SAFETY: no kernel was launched, and no address is kept.
             unsafe { buffers.free() }.unwrap();
         }
     }
@@ -127,7 +127,7 @@ fn outputs_of_addresses_are_those_that_the_layout_says() {
         let at = at.unwrap();
         let output = DispatchOutput::from_addresses(&plan, capacity, &at).unwrap();
         assert_eq!(output.capacity(), 40);
-        // What the layout says of an address is what is checked.
+        // The alignment in the layout is the one that is checked.
         for moved in layout.iter() {
             let mut rest = at.iter();
             let odd = layout.clone().try_map(|tensor| {
@@ -137,7 +137,7 @@ fn outputs_of_addresses_are_those_that_the_layout_says() {
                     0
                 };
                 let at = rest.next().unwrap().address() + shift;
-                // SAFETY: nothing is done with it.
+                // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
                 Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
             });
             let refused = DispatchOutput::from_addresses(&plan, capacity, &odd.unwrap());
@@ -268,7 +268,7 @@ fn values_go_to_a_tensor_and_come_back() {
     );
 }
 
-/// A rank's own device and plan, as the documentation says to do.
+/// A rank's own device and plan.
 #[test]
 fn buffers_of_a_communicator_outlive_it() {
     let group = Group::simulated(1, 1).unwrap();
@@ -282,6 +282,6 @@ fn buffers_of_a_communicator_outlive_it() {
     let offsets = buffers.output().row_offsets.at;
     device.download(offsets, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 4]);
-    // SAFETY: no kernel was launched.
+    // SAFETY: no kernel was launched, and no address is kept.
     unsafe { buffers.free() }.unwrap();
 }

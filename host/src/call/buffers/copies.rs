@@ -1,5 +1,5 @@
 //! Typed copies from the host into the buffers of a plan, and back: for tests, examples, and experts on the
-//! host. All synchronise. Engines whose tensors are in device memory already need none of them.
+//! host. All synchronize. Engines whose tensors are in device memory already need none of them.
 
 use half::bf16;
 
@@ -15,8 +15,8 @@ use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 use crate::tensor::handles::DevicePtr;
 
-/// What a dispatch left in a rank's outputs, on the host: of each tensor as much as has rows.
-/// [`decode_rows`](crate::decode_rows) makes numbers of it.
+/// A host copy of a rank's outputs of a dispatch: of each tensor the part that has rows.
+/// [`decode_rows`](crate::decode_rows) decodes it. `bf16` is that of the crate `half`, version 2.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReceivedRows {
     /// `[rows, hidden]` in the plan's format: codes, as bytes.
@@ -24,20 +24,20 @@ pub struct ReceivedRows {
     /// The scales as bytes, in the layout of the plan's format; transposed ones whole, `[hidden / 128,
     /// capacity]`. Empty for BF16.
     pub scales: Vec<u8>,
-    /// [`ScaleTensor::Tiled`]'s `offsets`; else empty.
+    /// The `offsets` of [`ScaleTensor::Tiled`]; otherwise empty.
     pub scale_offsets: Vec<u32>,
-    /// `[rows]`: each row's own scale, where the format has one; else empty.
+    /// `[rows]`: each row's own scale, if the format has one; otherwise empty.
     pub row_scales: Vec<bf16>,
     /// `[groups + 1]`: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: token and top-k slot on the source rank, which is not given. Rows that pad a group have
-    /// whatever stood there.
+    /// `[rows]`: token and top-k slot on the source rank, which is not available. Undefined for rows that pad
+    /// a group.
     pub src_info: Vec<[i32; 2]>,
 }
 
 impl ReceivedRows {
-    /// The rows of a group: `0..plan.groups()`. Those that pad it are the last ones; how
-    /// many these are is not given.
+    /// The rows of `group`, one of `0..plan.groups()`. Rows that pad it are the last ones; their
+    /// number is not available.
     ///
     /// # Panics
     /// If there is no such group.
@@ -47,13 +47,13 @@ impl ReceivedRows {
 }
 
 impl DispatchOutput {
-    /// Copies what a dispatch wrote from `device`, the rank's. Call
-    /// [`synchronize`](crate::Communicator::synchronize) first. Not collective; synchronises, but not with
-    /// other streams than the device's own.
+    /// Copies the outputs of a dispatch from `device`, the rank's. Call
+    /// [`synchronize`](crate::Communicator::synchronize) with the dispatch's stream first: this call
+    /// synchronizes only with the device's own stream. Not collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where `row_offsets` are not what a dispatch into so many rows writes, as they may be
-    /// before the first one; what the device reports.
+    /// [`Error::Tensor`] if `row_offsets` are not those of a dispatch into that many rows, as may be the case
+    /// before the first one; errors of the device.
     pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
         fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
             let mut dims = tensor.dims;
@@ -102,13 +102,15 @@ impl DispatchOutput {
 }
 
 impl DispatchBuffers {
-    /// Copies this rank's tokens to the device, into memory that the first call allocates: BF16 `x` (as
-    /// `bf16` or `u16`) `[tokens, hidden]`, `topk_ids` and the router's weights `[tokens, top_k]`. No kernel
-    /// may still read what an earlier call copied. Not collective; synchronises.
+    /// Copies this rank's tokens to the device: BF16 `x` (as `bf16` of the crate `half`, version 2, or as
+    /// `u16`) `[tokens, hidden]`, `topk_ids` and the router's weights `[tokens, top_k]`. The first call
+    /// allocates memory for `max_tokens_per_rank` tokens, and every later one copies to the same addresses,
+    /// also for a captured graph, until [`free`](Self::free) frees them. No kernel
+    /// may still read the copies of an earlier call. Not collective; synchronizes.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`]; [`Error::Tensor`] for lengths or elements that do not fit; what the device
-    /// reports.
+    /// [`Error::TooManyTokens`]; [`Error::Tensor`] for lengths or elements that do not fit; errors of the
+    /// device.
     pub fn upload<T: TensorElement>(
         &mut self,
         x: &[T],
@@ -157,24 +159,28 @@ impl DispatchBuffers {
         Ok(input)
     }
 
-    /// Copies what a dispatch wrote: [`DispatchOutput::download`] of these outputs.
+    /// Copies the outputs of a dispatch, as [`DispatchOutput::download`] does. Call
+    /// [`synchronize`](crate::Communicator::synchronize) with the dispatch's stream first. Not collective;
+    /// synchronizes only with the device's own stream.
     ///
     /// # Errors
-    /// As [`DispatchOutput::download`].
+    /// Those of [`DispatchOutput::download`].
     pub fn download(&self) -> Result<ReceivedRows, Error> {
         self.output().download(&**self.memory.device())
     }
 }
 
 impl CombineBuffers {
-    /// Copies what the experts return to the device, into memory that the first call allocates: BF16 rows (as
-    /// `bf16` or `u16`) in the order of `output`'s: as many as `row_offsets` end with, or more up to the
-    /// capacity. Fewer are not noticed, and combine sums what stands behind them. It
-    /// reads no row that pads a group: anything may stand there. No kernel may still read what
-    /// an earlier call copied. Not collective; synchronises.
+    /// Copies the experts' outputs to the device: BF16 rows (as `bf16` of the crate `half`, version 2, or as
+    /// `u16`) in the order of `output`, up to its capacity and at least as many as `row_offsets` end with.
+    /// Fewer are not detected, and combine then sums undefined rows. It
+    /// reads no row that pads a group, so these may hold anything. The first call allocates memory for the
+    /// capacity of `output`, and later ones copy to the same address, unless the capacity grows;
+    /// [`free`](Self::free) frees it. No kernel may still read the copies of an earlier call. Not collective;
+    /// synchronizes.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for lengths or elements that do not fit; what the device reports.
+    /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.
     pub fn upload<T: TensorElement>(
         &mut self,
         output: &DispatchOutput,
@@ -205,12 +211,12 @@ impl CombineBuffers {
     }
 
     /// Copies the result of a round to which this rank brought `tokens` tokens. Call
-    /// [`synchronize`](crate::Communicator::synchronize) first. Not collective; synchronises, but not with
-    /// other streams than the device's own.
+    /// [`synchronize`](crate::Communicator::synchronize) with the combine's stream first. Not collective;
+    /// synchronizes only with the device's own stream.
     ///
     /// # Errors
-    /// [`Error::TooManyTokens`]; [`Error::Tensor`] if the result's elements are no `T`; what the device
-    /// reports.
+    /// [`Error::TooManyTokens`]; [`Error::Tensor`] if the result's elements are not `T`; errors of the
+    /// device.
     pub fn download<T: TensorElement>(&self, tokens: usize) -> Result<Vec<T>, Error> {
         let rows = self.output(tokens)?.rows();
         self.memory.device().download_named("combined", &rows)
@@ -224,7 +230,7 @@ pub(crate) fn require_offsets(row_offsets: &[u32]) -> Result<(), Error> {
     }
     Err(no_offsets(
         row_offsets,
-        "what a dispatch writes: 0, and numbers that never decrease".to_owned(),
+        "offsets of a dispatch: 0, and numbers that never decrease".to_owned(),
     ))
 }
 

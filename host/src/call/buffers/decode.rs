@@ -1,4 +1,4 @@
-//! What the codes and scales of received rows stand for.
+//! Decoding of received rows.
 
 use ferry_layout::{ScaleLayout, Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
 use half::bf16;
@@ -8,9 +8,9 @@ use crate::call::buffers::copies::{require_length, require_offsets};
 use crate::error::Error;
 use crate::plan::Plan;
 
-/// The numbers that rows stand for, `[rows, hidden]`: each code times its scales, in f32, rounded once. In
-/// `Nvfp4` divided by `input_scale`, which is what the dispatches were given; `None` is 1. Rows that pad an
-/// expert become whatever stood there; combine does not read theirs.
+/// Decodes rows to f32, `[rows, hidden]`: each code times its scales, in f32, rounded once. In
+/// `Nvfp4` divided by `input_scale`, the one of the dispatches; `None` is 1. Values of rows that pad an
+/// expert are undefined; combine does not read those rows.
 ///
 /// ```
 /// # fn main() -> Result<(), ferry::Error> {
@@ -31,7 +31,7 @@ use crate::plan::Plan;
 /// ```
 ///
 /// # Errors
-/// [`Error::UnusedInputScale`]; [`Error::Tensor`] where `rows` are not as long as the plan's format says, or
+/// [`Error::UnusedInputScale`]; [`Error::Tensor`] if `rows` are not as long as the plan's format says, or
 /// `row_offsets` do not begin with 0 or decrease.
 pub fn decode_rows(
     plan: &Plan,
@@ -85,22 +85,22 @@ pub fn decode_rows(
     Ok(values)
 }
 
-/// The even element stands in the low half.
+/// Decodes an element of 4 bits, of which the even one is in the low half.
 fn e2m1_at(codes: &[u8], element: usize) -> f32 {
     e2m1::f32_of_e2m1_bits(codes[element / 2] >> (element % 2 * 4))
 }
 
-/// Where the scales of rows stand.
+/// Finds the scales of rows.
 struct Scales<'a> {
     rows: &'a ReceivedRows,
     layout: Option<ScaleLayout>,
-    /// Scales of a row.
+    /// Number of scales of a row.
     groups: u32,
-    /// Of transposed scales.
+    /// Rows that transposed scales have.
     capacity: usize,
 }
 
-/// A row among those of its expert.
+/// Position of a row within its expert.
 struct RowPlace {
     row: usize,
     /// The expert's first block of tiles, and the row within the expert.
@@ -132,7 +132,7 @@ impl<'a> Scales<'a> {
                 scale_placement::bytes(ends.max().unwrap_or(0), groups) as usize
             }
         };
-        // Of an engine's, more blocks than have rows may have been copied.
+        // An engine may have copied more blocks than have rows.
         require_length(
             "scales",
             if tiled { given.min(wanted) } else { given },
@@ -157,7 +157,7 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// A scale of a byte.
+    /// Returns a one-byte scale.
     fn byte(&self, at: &RowPlace, group: u32) -> u8 {
         self.rows.scales[match self.layout {
             Some(ScaleLayout::Tiled) => {
@@ -167,7 +167,7 @@ impl<'a> Scales<'a> {
         }]
     }
 
-    /// A transposed f32.
+    /// Returns a transposed f32 scale.
     fn word(&self, at: &RowPlace, group: u32) -> f32 {
         let start = 4 * (group as usize * self.capacity + at.row);
         let bytes = &self.rows.scales[start..start + 4];

@@ -37,8 +37,8 @@ use crate::tensor::handles::DevicePtr;
 /// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is
 /// `hidden / group`.
 ///
-/// Dropped, the memory stays allocated, as kernels and copies of the addresses may still use it;
-/// [`free`](Self::free) gives it back.
+/// A drop leaves the memory allocated, as kernels and copies of the addresses may still use it;
+/// [`free`](Self::free) frees it.
 ///
 /// ```
 /// use ferry::{Config, DispatchBuffers, Communicator, Group, Plan};
@@ -60,11 +60,11 @@ pub struct DispatchBuffers {
     pub(crate) memory: Allocations,
     output: DispatchOutput,
     pub(crate) plan: Plan,
-    /// Of [`upload`](Self::upload).
+    /// Memory of [`upload`](Self::upload).
     pub(crate) inputs: Option<Inputs>,
 }
 
-/// Memory for what a rank brings to a dispatch.
+/// Memory for a rank's inputs of a dispatch.
 pub(crate) struct Inputs {
     pub(crate) memory: Allocations,
     pub(crate) x: DevicePtr,
@@ -94,21 +94,21 @@ impl Inputs {
 impl DispatchBuffers {
     /// Allocates outputs that are never too small, on the device of a rank of `plan`'s group
     /// ([`Communicator::device`](crate::Communicator::device)). Their bytes are not cleared. Not
-    /// collective; synchronises.
+    /// collective; synchronizes.
     ///
     /// # Errors
-    /// As [`with_capacity`](Self::with_capacity).
+    /// Those of [`with_capacity`](Self::with_capacity).
     pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         Self::with_capacity(device, plan, Capacity::max(plan))
     }
 
-    /// The same for fewer rows, [`Capacity::max_distinct`] say. Of a dispatch that brings more, the first
+    /// Allocates outputs for fewer rows, [`Capacity::max_distinct`] say. If a dispatch brings more, the first
     /// rows are written and the others count as not routed here, with a fault of the input
-    /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronises.
+    /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronizes.
     ///
     /// # Errors
-    /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; what the device
-    /// reports, then nothing stays allocated.
+    /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; errors of the device,
+    /// after which nothing stays allocated.
     pub fn with_capacity(
         device: &Arc<dyn Device>,
         plan: &Plan,
@@ -127,8 +127,7 @@ impl DispatchBuffers {
         })
     }
 
-    /// The tensors, for [`Communicator::dispatch`](crate::Communicator::dispatch) and for what reads
-    /// them.
+    /// The tensors, for [`Communicator::dispatch`](crate::Communicator::dispatch) and for their readers.
     pub const fn output(&self) -> &DispatchOutput {
         &self.output
     }
@@ -139,7 +138,7 @@ impl DispatchBuffers {
     }
 
     /// Sets every byte of every output, so that what reads padding rows finds `value` there. Not collective;
-    /// synchronises, but not with other streams than the device's own.
+    /// synchronizes, but not with other streams than the device's own.
     ///
     /// # Errors
     /// What the device reports.
@@ -147,17 +146,19 @@ impl DispatchBuffers {
         self.memory.fill(value)
     }
 
-    /// Frees all memory, also behind some that cannot be freed. Not collective; synchronises.
+    /// Frees all memory, including that of [`upload`](Self::upload), and goes on after an error. Not
+    /// collective; synchronizes.
     ///
     /// # Errors
-    /// What the device reports, first of all.
+    /// The first error of the device.
     ///
     /// # Safety
-    /// Nothing uses the tensors any more: no kernel that is enqueued, no open round, no graph that will be
-    /// launched, no copy of an address.
+    /// Nothing uses the tensors any more: no enqueued kernel, no open round, no graph that will be
+    /// launched, no copy of an address. After [`close`](crate::Communicator::close) has returned `Ok`, no
+    /// kernel of that communicator does.
     pub unsafe fn free(self) -> Result<(), Error> {
         let inputs = self.inputs.map(|inputs| inputs.memory);
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the tensors any more: documented on this function.
         unsafe {
             self.memory
                 .free()
@@ -174,38 +175,38 @@ impl DispatchBuffers {
 /// | [`new`](Self::new) | `[tokens, hidden]` | `2 * max_tokens_per_rank * hidden` |
 /// | [`apart`](Self::apart) | `[tokens, top_k, hidden]` | `2 * max_tokens_per_rank * top_k * hidden` |
 ///
-/// Dropped, the memory stays allocated, as kernels and copies of the address may still use it;
-/// [`free`](Self::free) gives it back.
+/// A drop leaves the memory allocated, as kernels and copies of the address may still use it;
+/// [`free`](Self::free) frees it.
 pub struct CombineBuffers {
     pub(crate) memory: Allocations,
-    /// Of [`upload`](Self::upload).
+    /// Memory of [`upload`](Self::upload).
     pub(crate) expert_rows: Option<Allocations>,
-    /// Those that were too small for a later one.
+    /// Earlier memory of [`upload`](Self::upload) that was too small for a later call.
     pub(crate) outgrown: Vec<Allocations>,
     at: DevicePtr,
     /// `max_tokens_per_rank`.
     most: usize,
     pub(crate) hidden: usize,
-    /// Rows of a token, where they are kept apart.
+    /// Rows of a token, if they are kept apart.
     top_k: Option<usize>,
     data_type: DataType,
 }
 
 impl CombineBuffers {
     /// Allocates the result of combines that sum: in reduced mode all, in exact mode those with weights. Not
-    /// cleared. Not collective; synchronises.
+    /// cleared. Not collective; synchronizes.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         Self::with_rows(device, plan, None, OutputElement::Bf16)
     }
 
-    /// As [`new`](Self::new), of other elements: `element.bits() / 8` bytes each. Not cleared. Not
-    /// collective; synchronises.
+    /// [`new`](Self::new) with other elements: `element.bits() / 8` bytes each. Not cleared. Not
+    /// collective; synchronizes.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub fn with_element(
         device: &Arc<dyn Device>,
         plan: &Plan,
@@ -215,10 +216,10 @@ impl CombineBuffers {
     }
 
     /// Allocates the result of combines in exact mode without weights, which keep the rows of a token apart.
-    /// Not cleared. Not collective; synchronises.
+    /// Not cleared. Not collective; synchronizes.
     ///
     /// # Errors
-    /// [`Error::ApartInReducedMode`]; what the device reports.
+    /// [`Error::ApartInReducedMode`]; errors of the device.
     pub fn apart(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         match plan.config().combine {
             CombineMode::Reduced => Err(Error::ApartInReducedMode),
@@ -275,25 +276,24 @@ impl CombineBuffers {
         })
     }
 
-    /// Sets every byte of the result. Not collective; synchronises, but not with other streams than the
-    /// device's own.
+    /// Sets every byte of the result. Not collective; synchronizes, but only with the device's own stream.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub fn fill(&self, value: u8) -> Result<(), Error> {
         self.memory.fill(value)
     }
 
-    /// Frees the memory. Not collective; synchronises.
+    /// Frees the memory, including that of [`upload`](Self::upload). Not collective; synchronizes.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     ///
     /// # Safety
     /// As [`DispatchBuffers::free`].
     pub unsafe fn free(self) -> Result<(), Error> {
         let copies = self.expert_rows.into_iter().chain(self.outgrown);
-        // SAFETY: the caller's promise.
+        // SAFETY: nothing uses the tensors any more: documented on this function.
         let freed = copies.map(|memory| unsafe { memory.free() });
         // SAFETY: as above.
         unsafe { self.memory.free() }.and(freed.fold(Ok(()), Result::and))
