@@ -9,7 +9,7 @@ use super::library::dotted;
 use super::sys::{self, CUcontext, CUdevice};
 use crate::error::Error;
 
-/// Initialises the driver and counts its devices.
+/// Initializes the driver and counts its devices.
 ///
 /// # Errors
 /// [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], [`Error::Cuda`].
@@ -43,9 +43,9 @@ pub(crate) fn driver_version() -> Result<String, Error> {
 
 /// A device's primary context, the one that the CUDA runtime and other libraries use as well.
 ///
-/// It is retained for the life of the process: addresses and streams are plain values, which safe
-/// code may use after the last device was dropped, and with the context their memory and streams
-/// would go.
+/// It is retained for the life of the process: addresses and streams are plain values that safe
+/// code may use after the last device was dropped, and releasing the context would destroy their memory and
+/// streams.
 pub(crate) struct PrimaryContext {
     device: CUdevice,
     /// Never released.
@@ -115,7 +115,7 @@ impl PrimaryContext {
     /// The device's name: "NVIDIA H200".
     pub(crate) fn device_name(&self) -> Result<String, Error> {
         let mut name = [0_u8; 256];
-        // SAFETY: `name` has as many bytes as is said, and the device exists.
+        // SAFETY: `name` has `bytes` bytes, and the device exists.
         check("cuDeviceGetName", unsafe {
             let bytes = name.len() as c_int;
             sys::cuDeviceGetName(name.as_mut_ptr().cast(), bytes, self.device)
@@ -124,7 +124,7 @@ impl PrimaryContext {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// What no other device has; of a part of a GPU, the part's.
+    /// Unique identifier of the device; for a part of a GPU, that of the part.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], Error> {
         let mut uuid = [0; 16];
         // SAFETY: `uuid` is a live array of `CUuuid`'s size, and the device exists.
@@ -144,8 +144,8 @@ impl PrimaryContext {
         Ok(whole != self.uuid()?)
     }
 
-    /// Whether this process is a client of MPS: contexts with some of a GPU's multiprocessors, which it is
-    /// asked whether it can make, are for clients alone.
+    /// Whether this process is a client of MPS: only clients can make contexts with some of a GPU's
+    /// multiprocessors, which is what the driver is asked.
     pub(crate) fn is_mps_client(&self) -> Result<bool, Error> {
         let mut supported = 0;
         // SAFETY: `supported` is a live integer, and the device exists.
@@ -170,10 +170,10 @@ impl PrimaryContext {
 /// The number of a context's device.
 ///
 /// # Safety
-/// The context lives.
+/// The context is live.
 #[cfg(any(feature = "cust", feature = "cudarc"))]
 pub(crate) unsafe fn ordinal_of(context: CUcontext) -> Result<c_int, Error> {
-    // SAFETY: that the context lives is the caller's promise.
+    // SAFETY: the context is live: documented on this function.
     check("cuCtxPushCurrent", unsafe {
         sys::cuCtxPushCurrent_v2(context)
     })?;
@@ -196,9 +196,9 @@ pub(crate) fn current() -> Result<CUcontext, Error> {
     Ok(context)
 }
 
-/// Puts the thread's context back when dropped. Stays on its thread. The guards of a thread are dropped in
-/// the reverse of the order in which they were made, as local variables are: each takes the topmost context
-/// away, so that in another order one of another device is current meanwhile.
+/// Restores the thread's context when dropped. Stays on its thread. Drop the guards of a thread in
+/// reverse order, as local variables are: each pops the topmost context, so that in another order the
+/// context of another device would be current meanwhile.
 #[must_use]
 pub struct Current {
     pushed: bool,
@@ -226,7 +226,7 @@ impl Drop for Current {
         if self.pushed {
             let mut popped = ptr::null_mut();
             // SAFETY: `popped` is a live pointer, and this thread pushed a context that nobody
-            // has popped. It fails only where the driver has shut down; nothing is left to do.
+            // has popped. It fails only if the driver has shut down; nothing is left to do.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
     }

@@ -1,4 +1,4 @@
-//! What a device has: its context, its kernels, its stream for copies.
+//! The parts of a device: its context, its kernels, its stream for copies.
 
 use std::ptr;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use crate::device::kernels::Kernels;
 use crate::error::Error;
 use crate::tensor::handles::Stream;
 
-/// What a device has.
+/// The parts of a device.
 pub(super) struct Core {
     pub(super) ordinal: usize,
     pub(super) name: String,
     pub(super) multiprocessors: u32,
     /// The kernels without options, for all shapes.
     pub(super) module: Arc<Module>,
-    /// These, and all others that were loaded.
+    /// All modules that were loaded, including `module`.
     pub(super) modules: Arc<Modules>,
-    /// What the kernels are made of.
+    /// Source of the kernels.
     pub(super) kernels: Kernels,
-    /// For copies and fills: the legacy default stream would wait for other streams, and so for
+    /// Stream of copies and fills: the legacy default stream would wait for other streams, and so for
     /// kernels that wait for other ranks.
     pub(super) copies: OwnedStream,
-    /// What asks for the multiprocessors of a stream.
+    /// Functions that return the multiprocessors of a stream.
     pub(super) green: GreenContexts,
-    /// Last, because what is above needs it.
+    /// Last, because the fields above need it when they are dropped.
     pub(super) context: PrimaryContext,
 }
 
@@ -53,10 +53,10 @@ impl OwnedStream {
         Ok(Self(stream))
     }
 
-    /// Destroys the stream; what is enqueued still runs. The context is current.
+    /// Destroys the stream; enqueued work still runs. The context is current.
     fn destroy(&self) {
-        // SAFETY: the stream was created in the current context, was given to nobody, and is
-        // destroyed once, by its owner, who is being dropped. It fails only where the context is
+        // SAFETY: the stream was created in the current context, was passed to nobody, and is
+        // destroyed once, by its owner's drop. It fails only if the context is
         // broken already.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
     }
@@ -92,7 +92,7 @@ impl Core {
 
     /// Waits for `stream`. The context is current.
     pub(super) fn wait(&self, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the stream lives by [`Stream::new`], or is that for copies.
+        // SAFETY: the stream is live (documented on `Stream::new`), or that for copies, which `self` owns.
         check_about(
             "cuStreamSynchronize",
             unsafe { sys::cuStreamSynchronize(stream) },

@@ -28,10 +28,10 @@ use crate::tensor::handles::{DevicePtr, Stream};
 /// Every method makes the context current for its own duration, so any thread may call any of
 /// them, and a thread's own context is left as it was.
 ///
-/// Dropping it waits for nothing, and ends nothing that was enqueued. Its kernels and its primary context
-/// stay for the life of the process, and so do the streams that it gave and memory that was not freed:
-/// their values are plain numbers, and graphs have the kernels, so all may outlive it. Opened again with
-/// the same kernels, a device finds those that are loaded: so nobody resets the primary context
+/// Dropping it waits for nothing, and ends no enqueued work. Its kernels and its primary context
+/// stay for the life of the process, and so do its streams and memory that was not freed:
+/// their values are plain numbers, and graphs have the kernels, so all may outlive it. A device that is
+/// opened again with the same kernels finds those that are loaded: do not reset the primary context
 /// (`cudaDeviceReset`) in between.
 pub struct CudaDevice {
     core: Arc<Core>,
@@ -39,19 +39,19 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     /// Opens device number `ordinal`: retains its primary context and compiles the kernels for
-    /// it, unless they are loaded or the driver has kept an earlier result. Synchronises.
+    /// it, unless they are loaded or the driver has kept an earlier result. Not collective. Synchronizes.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`], [`Error::Driver`], [`Error::LibraryMissing`] where there is no driver,
+    /// [`Error::NoSuchDevice`], [`Error::Driver`], [`Error::LibraryMissing`] if there is no driver,
     /// [`Error::Cuda`].
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         Self::open_with(ordinal, &Kernels::default())
     }
 
-    /// As [`open`](Self::open), with other kernels. Synchronises.
+    /// [`open`](Self::open) with other kernels. Not collective. Synchronizes.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`Error::Driver`] where the kernels are for other devices.
+    /// Those of [`open`](Self::open); [`Error::Driver`] if the kernels are for other devices.
     pub fn open_with(ordinal: usize, kernels: &Kernels) -> Result<Self, Error> {
         let core = Arc::new(Core::open(ordinal, kernels)?);
         tracing::debug!(device = core.name, sms = core.multiprocessors, "opened");
@@ -63,18 +63,18 @@ impl CudaDevice {
         self.core.ordinal
     }
 
-    /// Streaming multiprocessors, as the context reports them: under MPS with a limit for the process, its
-    /// share.
+    /// Number of streaming multiprocessors that the context reports: under MPS with a limit for the process,
+    /// its share.
     pub fn multiprocessors(&self) -> u32 {
         self.core.multiprocessors
     }
 
-    /// What no other device has.
+    /// Unique identifier of the device.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], Error> {
         self.core.context.uuid()
     }
 
-    /// On which terms a rank is here, that `shares` it with others or not.
+    /// Terms of a rank on this GPU. `shares`: whether it may share it with others.
     pub(crate) fn terms(&self, shares: bool) -> Result<Terms, Error> {
         Ok(Terms {
             multiprocessors: self.core.multiprocessors,
@@ -113,8 +113,8 @@ impl CudaDevice {
         &self.core.module
     }
 
-    /// The module of the kernels that take options, for every shape: loaded unless it is there.
-    /// Synchronises.
+    /// The module of the kernels with options, for every shape, loaded unless it is already.
+    /// Synchronizes.
     pub(crate) fn options_module(&self) -> Result<Arc<Module>, Error> {
         let _current = self.enter()?;
         let Core {
@@ -157,9 +157,9 @@ impl CudaDevice {
 }
 
 // SAFETY: memory, streams and fault pages are the driver's, of this device's primary context, in
-// the sizes asked for; streams are never destroyed. `copy` waits for what it enqueues, of no more
-// bytes than there are. The kernels are of modules that were loaded on this device, for all shapes
-// or for the one asked for.
+// the requested sizes; streams are never destroyed. `copy` waits for the copy that it enqueues, whose
+// length was checked. The kernels are of modules that were loaded on this device, for all shapes
+// or for the requested one, and stay loaded.
 unsafe impl Device for CudaDevice {
     fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
@@ -172,20 +172,21 @@ unsafe impl Device for CudaDevice {
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
         let _current = self.enter()?;
         let mut at = 0;
-        // The driver refuses to allocate nothing, which the tensors of a rank without tokens are.
+        // The driver refuses to allocate 0 bytes, the size of tensors of a rank without tokens.
         // SAFETY: `at` is a live integer.
         let code = unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1) as usize) };
         check_about("cuMemAlloc", code, || {
             format!("{bytes} bytes on {}", self.core.name)
         })?;
-        // SAFETY: the driver gave so many bytes, which are kept until `free`: their context is
+        // SAFETY: the driver allocated at least `bytes` bytes, which stay until `free`: their context is
         // never released.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
         let _current = self.enter()?;
-        // SAFETY: the caller's promise is that `alloc` got it from the driver, and that nobody uses it.
+        // SAFETY: `alloc` got `at` from the driver, and nothing uses it any more: documented on
+        // `Device::free`.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(at.address()) })
     }
 
@@ -197,7 +198,8 @@ unsafe impl Device for CudaDevice {
         let about = || format!("{} bytes to {}", bytes.len(), self.core.name);
         self.copy("cuMemcpyHtoDAsync", about, |stream| {
             let (to, from) = (to.address(), bytes.as_ptr().cast());
-            // SAFETY: `bytes` outlives the copy, which `copy` waits for; `to` has so many bytes.
+            // SAFETY: `bytes` outlives the copy, which `copy` waits for; `to` has at least as many bytes
+            // (`require`), which are this device's (documented on `DevicePtr::new`).
             unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), stream) }
         })
     }
@@ -212,7 +214,8 @@ unsafe impl Device for CudaDevice {
         self.copy("cuMemcpyDtoHAsync", about, |stream| {
             let (to, from) = (bytes.as_mut_ptr().cast(), from.address());
             // SAFETY: `bytes` outlives the copy, which `copy` waits for, and is borrowed for
-            // writing; `from` has so many bytes.
+            // writing; `from` has at least `count` bytes (`require`), which are this device's (documented
+            // on `DevicePtr::new`).
             unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, count, stream) }
         })
     }
@@ -224,7 +227,8 @@ unsafe impl Device for CudaDevice {
         at.require("fill", bytes)?;
         let about = || format!("{bytes} bytes on {}", self.core.name);
         self.copy("cuMemsetD8Async", about, |stream| {
-            // SAFETY: `at` has so many bytes.
+            // SAFETY: `at` has at least `bytes` bytes (`require`), which are this device's (documented on
+            // `DevicePtr::new`).
             unsafe { sys::cuMemsetD8Async(at.address(), value, bytes as usize, stream) }
         })
     }
@@ -271,7 +275,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
-        // Asked before each launch: so not of what cannot be in one. The default stream is the
+        // Called before each launch, so it skips the query if it can: the default stream is the
         // primary context's.
         if stream == Stream::DEFAULT || !self.core.green.exist() {
             return None;
@@ -304,9 +308,9 @@ unsafe impl Device for CudaDevice {
             attribute_count: u32::from(waits),
         };
         // SAFETY: the kernel takes one parameter, of the type that `parameter` points to, which
-        // the driver copies before it returns; its addresses are the caller's promise. A block of
-        // as many threads as it may have fits on a multiprocessor (seen when the kernels were
-        // loaded), and the stream lives by [`Stream::new`].
+        // the driver copies before it returns; its addresses are memory of the sizes in it (documented on
+        // `Device::launch`). A block of the most threads that it may have fits on a multiprocessor (checked
+        // when the kernels were loaded), and the stream is live (documented on `Stream::new`).
         let code = unsafe {
             sys::cuLaunchKernelEx(
                 &config,
@@ -327,7 +331,7 @@ unsafe impl Device for CudaDevice {
     ) -> Result<InGraph, Error> {
         let _current = self.enter()?;
         let mark = CAPTURES.mark();
-        // SAFETY: the caller's promise.
+        // SAFETY: the rules of `Device::launch_held` are those of `Device::launch`.
         unsafe { self.launch(launch) }?;
         Ok(CAPTURES.hold(mark, held, capture_number(raw(launch.stream))))
     }
@@ -337,7 +341,7 @@ unsafe impl Device for CudaDevice {
     }
 }
 
-/// Where the kernel's only parameter lies, if it is the one that the kernel takes.
+/// Address of the kernel's only parameter, if the kernel takes one of its type.
 fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
     let kernel = launch.kernel;
     match &launch.args {

@@ -7,12 +7,12 @@ use super::library::{NAME, NotLoaded};
 use super::sys::{self, Code};
 use crate::error::{CudaError, Error};
 
-/// Turns what a driver function returned into a result.
+/// Turns the code that a driver function returned into a result.
 pub(crate) fn check(call: &'static str, code: Code) -> Result<(), Error> {
     check_about(call, code, String::new)
 }
 
-/// As [`check`]; `detail` says what the call was about.
+/// [`check`] with the subject of the call, `detail`.
 pub(crate) fn check_about(
     call: &'static str,
     code: Code,
@@ -43,14 +43,14 @@ pub(crate) fn error(call: &'static str, code: Code, detail: String) -> Error {
 }
 
 fn stub_found() -> Error {
-    let reason = "what the loader found is a library to link with, not a driver".to_owned();
+    let reason = "the loader found a library to link with, not a driver".to_owned();
     Error::from(NotLoaded::Library {
         name: NAME.to_owned(),
         reason,
     })
 }
 
-/// The code's name, as the driver knows it.
+/// The driver's name of a code.
 fn name(code: Code) -> String {
     let mut name = ptr::null();
     // SAFETY: `name` is a live pointer to write to; the driver accepts any code.
@@ -58,7 +58,7 @@ fn name(code: Code) -> String {
     if known != sys::SUCCESS || name.is_null() {
         return "an error that the driver has no name for".to_owned();
     }
-    // SAFETY: the driver gives a static string that ends with a zero byte.
+    // SAFETY: the driver returns a static string that ends with a zero byte.
     unsafe { CStr::from_ptr(name) }
         .to_string_lossy()
         .into_owned()

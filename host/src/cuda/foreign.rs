@@ -1,4 +1,4 @@
-//! Streams and memory of libraries that do not say whose they are.
+//! Checks of streams and memory whose device is not known.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,30 +10,30 @@ use crate::error::Error;
 use crate::tensor::handles::{DevicePtr, Stream};
 
 impl CudaDevice {
-    /// That this thread's current context is the device's primary one.
+    /// Checks that this thread's current context is the device's primary one.
     pub(crate) fn require_current(&self) -> Result<(), Error> {
         let current = context::current()?;
-        // SAFETY: what is current on this thread lives.
+        // SAFETY: this thread's current context is live, or null.
         unsafe { self.require_context("this thread's current context", current) }
     }
 
-    /// That a stream is of the device's primary context.
+    /// Checks that a stream belongs to the device's primary context.
     ///
     /// # Safety
-    /// The stream lives.
+    /// The stream is live.
     pub(crate) unsafe fn require_stream(&self, stream: Stream) -> Result<(), Error> {
         let _current = self.enter()?;
         let mut context = ptr::null_mut();
-        // SAFETY: that the stream lives is the caller's promise; `context` is a live pointer to
+        // SAFETY: the stream is live (documented on this function); `context` is a live pointer to
         // write to.
         check("cuStreamGetCtx", unsafe {
             sys::cuStreamGetCtx(raw(stream), &mut context)
         })?;
-        // SAFETY: its stream lives.
+        // SAFETY: a live stream's context is live.
         unsafe { self.require_context("the stream", context) }
     }
 
-    /// That memory of the driver's was allocated for this device. Nothing of none.
+    /// Checks that the driver's memory at an address was allocated for this device. Accepts empty memory.
     pub(crate) fn require_memory(&self, at: DevicePtr) -> Result<(), Error> {
         if at.bytes() == 0 {
             return Ok(());

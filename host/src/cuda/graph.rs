@@ -1,4 +1,4 @@
-//! Graphs and timing, which the simulator has no counterpart of.
+//! Graphs and timing. The simulator has no counterpart.
 
 use std::ptr;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use crate::device::sharing::one_stream::graphs::{Recorded, take};
 use crate::error::Error;
 use crate::tensor::handles::Stream;
 
-/// A captured sequence of launches that can be replayed. Its kernels see what their tensors
-/// hold at the time of the replay.
+/// A captured sequence of launches that can be replayed. Its kernels see the contents of their tensors
+/// at the time of the replay.
 pub struct CudaGraph {
     core: Arc<Core>,
     executable: CUgraphExec,
-    /// The communicators whose calls it has: they are not closed before.
+    /// The communicators whose calls it has: they cannot be closed before it is dropped.
     _held: Arc<HeldList>,
-    /// Of those whose ranks share a GPU, what their calls wait for.
+    /// Waits of its calls, for communicators whose ranks share a GPU.
     recorded: Vec<Recorded>,
 }
 
 // SAFETY: a driver's handle may be used from any thread.
 unsafe impl Send for CudaGraph {}
-// SAFETY: nothing can be done through a shared reference. The driver asks that one graph is not
-// launched by two threads at once; `launch` takes `&mut self`.
+// SAFETY: a shared reference has no methods. The driver requires that no two threads launch one graph
+// at once; `launch` takes `&mut self`.
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
-    /// Enqueues the whole sequence on `stream`. A replay starts after the one before has ended,
-    /// also in another stream. Does not synchronise.
+    /// Enqueues the whole sequence on `stream`. A replay starts after the preceding one has ended,
+    /// also in another stream. Not collective, but a round in it is. Does not synchronize.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::SharedGpu`] where it would come behind a kernel of a rank that shares the
-    /// GPU, and waits for what the graph has. Nothing is enqueued then.
+    /// [`Error::Cuda`]; [`Error::SharedGpu`] if it would follow a kernel of a rank that shares the
+    /// GPU and waits for the graph's kernels. Nothing is enqueued then.
     pub fn launch(&mut self, stream: Stream) -> Result<(), Error> {
         let _current = self.core.context.enter()?;
         // The driver refuses a stream that is captured.
@@ -56,23 +56,23 @@ impl CudaGraph {
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         if let Ok(_current) = self.core.context.enter() {
-            // SAFETY: nobody else destroys it; the driver keeps it until a running replay ends.
+            // SAFETY: only this drop destroys it; the driver keeps it until a running replay ends.
             let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
         }
     }
 }
 
-/// A capture in progress. Dropped, it is ended and what it has is thrown away.
+/// A capture in progress. A drop ends it and discards its graph.
 struct Capture {
     stream: CUstream,
-    /// The driver's.
+    /// The driver's number of the capture.
     number: Option<u64>,
-    /// What its graph holds.
+    /// Communicators that its graph holds.
     held: Arc<HeldList>,
     is_over: bool,
 }
 
-/// What a capture gives.
+/// Result of a capture.
 struct Captured {
     template: Template,
     held: Arc<HeldList>,
@@ -80,11 +80,11 @@ struct Captured {
 }
 
 impl Capture {
-    /// Starts it. The stream's context is current and stays so.
+    /// Begins a capture. The stream's context is current and stays so.
     fn begin(stream: CUstream) -> Result<Self, Error> {
         let held = CAPTURES.begin();
-        // Other threads are not forbidden anything; what they launch into the stream is captured.
-        // SAFETY: the stream lives ([`Stream::new`]); one that cannot be captured is an error.
+        // Other threads are not restricted; their launches into the stream are captured, too.
+        // SAFETY: the stream is live (documented on `Stream::new`); one that cannot be captured is an error.
         let code = unsafe { sys::cuStreamBeginCapture_v2(stream, sys::CAPTURE_THREAD_LOCAL) };
         if let Err(error) = check("cuStreamBeginCapture", code) {
             CAPTURES.end(&held);
@@ -103,14 +103,14 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Ends it.
+    /// Ends the capture.
     fn end(mut self) -> Result<Captured, Error> {
         let (captured, code) = self.leave();
         check("cuStreamEndCapture", code)?;
         Ok(captured)
     }
 
-    /// To be called once. A capture that went wrong gives an error, and is over, too.
+    /// Ends the capture; to be called once. A capture that went wrong returns an error, and is over, too.
     fn leave(&mut self) -> (Captured, sys::Code) {
         self.is_over = true;
         let mut graph = ptr::null_mut();
@@ -141,7 +141,7 @@ struct Template(CUgraph);
 impl Drop for Template {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the capture gave the graph to nobody else.
+            // SAFETY: the capture returned the graph to this value alone, which destroys it once.
             let _ = unsafe { sys::cuGraphDestroy(self.0) };
         }
     }
@@ -160,7 +160,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
     /// Enqueues the event: it happens when everything before it in `stream` has ended. Does not
-    /// synchronise. May be called again; the last one counts.
+    /// synchronize. May be called again; the last one counts.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -173,7 +173,7 @@ impl CudaEvent {
     }
 
     /// Milliseconds on the device from `start` to this event, both recorded on this device, to
-    /// about half a microsecond. Synchronises: waits for this event.
+    /// about half a microsecond. Synchronizes: waits for this event.
     ///
     /// # Errors
     /// [`Error::Cuda`]; `CUDA_ERROR_INVALID_HANDLE` if one was never recorded.
@@ -184,7 +184,7 @@ impl CudaEvent {
             sys::cuEventSynchronize(self.raw)
         })?;
         let mut milliseconds = 0.0;
-        // SAFETY: both events live; `milliseconds` is a live number.
+        // SAFETY: both events are live, as their values are borrowed; `milliseconds` is a live number.
         check("cuEventElapsedTime", unsafe {
             sys::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw)
         })?;
@@ -195,20 +195,20 @@ impl CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         if let Ok(_current) = self.core.context.enter() {
-            // SAFETY: nobody else destroys it; the driver keeps it until it has happened.
+            // SAFETY: only this drop destroys it; the driver keeps it until it has happened.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }
 }
 
 impl CudaDevice {
-    /// Captures what `work` enqueues on `stream` from this thread, and makes it a graph. Nothing
-    /// of it runs before the first [`CudaGraph::launch`]. Not collective, but a captured round is:
+    /// Captures the work that `work` enqueues on `stream` from this thread, as a graph. None of it
+    /// runs before the first [`CudaGraph::launch`]. Not collective, but a captured round is:
     /// every rank replays it as often as the others. `stream` is not the default stream. A
-    /// communicator cannot be closed while a graph has calls of it.
+    /// communicator cannot be closed while a graph has calls of it. The [module](crate::cuda) has an example.
     ///
-    /// `work` may fail with an error of yours that ours converts to. Where nothing else tells the compiler
-    /// which, name it: `capture::<Error>(..)`, or give the closure its type.
+    /// `work` may fail with an error of yours that ours converts to. If the compiler cannot infer it,
+    /// name it: `capture::<Error>(..)`, or give the closure its type.
     ///
     /// A round may be captured in parts, each a graph of its own, which are launched in the order of a
     /// round. The device refuses one that is launched [out of turn](crate::FaultKind::OutOfTurn), and
@@ -216,15 +216,15 @@ impl CudaDevice {
     ///
     /// Make buffers and streams before, and look for faults after: `work` only enqueues. A
     /// [`synchronize`](crate::Communicator::synchronize) of `stream` would end the capture with an error;
-    /// [`check`](crate::Communicator::check) asks nothing of the device, and may be called.
+    /// [`check`](crate::Communicator::check) does not access the device, and may be called.
     ///
-    /// # Where `work` fails in the middle of a round
+    /// # If `work` fails in the middle of a round
     ///
-    /// What was captured is thrown away: no kernel of it has run or will. The host's side of a
-    /// round stays where it was, so a dispatch that was captured before the failure leaves its
-    /// communicator with an open round. Another dispatch is refused then. End that round in a
-    /// capture that is thrown away, too; a combine that runs would be refused on the device
-    /// ([`OutOfTurn`](crate::FaultKind::OutOfTurn)), as its dispatch never did:
+    /// The capture is discarded: no kernel of it has run or will. The host's state of the
+    /// round remains, so a dispatch that was captured before the failure leaves its
+    /// communicator with an open round. Another dispatch is then refused. End that round in a
+    /// capture that is discarded, too; a combine that runs would be refused on the device
+    /// ([`OutOfTurn`](crate::FaultKind::OutOfTurn)), as its dispatch never ran:
     ///
     /// ```no_run
     /// # use ferry::*;
@@ -246,25 +246,25 @@ impl CudaDevice {
     ///
     /// # Communicators that gave up
     ///
-    /// A call of one is refused in a capture as it is elsewhere ([`Error::Poisoned`]), and nothing
-    /// of it is in the graph. A graph that was captured before may still be launched: its kernels
-    /// end at once, and leave their outputs as they are. So look for faults between replays.
+    /// A call of one is refused in a capture as it is elsewhere ([`Error::Poisoned`]), and is not in
+    /// the graph. A graph that was captured before may still be launched: its kernels
+    /// end at once, and do not write their outputs. So look for faults between replays.
     ///
     /// # Graphs that others make
     ///
     /// Calls only enqueue, so any capture of their stream has them: cudarc's
-    /// `CudaStream::begin_capture`, say, or torch's `torch.cuda.graph`. A call finds that it is captured
-    /// so, but nobody tells Ferry when such a graph is gone. So from then on closing the communicator is
-    /// refused ([`Error::ForeignGraphs`]), and if it is dropped, its memory is leaked and its group is not
+    /// `CudaStream::begin_capture`, say, or torch's `torch.cuda.graph`. A call detects such a capture,
+    /// but Ferry cannot know when its graph is gone. So from then on closing the communicator is
+    /// refused ([`Error::ForeignGraphs`]), and if it is dropped, its memory is leaked and its group cannot be
     /// closed any more, until
     /// [`assume_no_foreign_graphs`](crate::Communicator::assume_no_foreign_graphs) says that the graph is
-    /// gone. Tensors outlive its last launch. What is said above of a capture that fails and of communicators
-    /// that gave up holds here, too.
+    /// gone. Tensors must outlive its last launch. A capture that fails and communicators that gave up behave
+    /// as above.
     ///
-    /// A graph is not launched into a captured stream: the driver refuses it.
+    /// A graph cannot be launched into a captured stream: the driver refuses it.
     ///
     /// # Errors
-    /// What `work` returns; [`Error::Cuda`]. The capture has ended in any case.
+    /// Those of `work`; [`Error::Cuda`]. The capture has ended in any case.
     pub fn capture<E: From<Error>>(
         &self,
         stream: Stream,
@@ -290,7 +290,7 @@ impl CudaDevice {
         })
     }
 
-    /// Creates an event that has not been recorded.
+    /// Creates an event that has not been recorded. Not collective; does not synchronize.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -307,10 +307,11 @@ impl CudaDevice {
         })
     }
 
-    /// Milliseconds that what `work` enqueues on `stream` takes on the device. Synchronises.
+    /// Measures the time on the device, in milliseconds, of the work that `work` enqueues on `stream`.
+    /// Synchronizes.
     ///
     /// # Errors
-    /// What `work` returns; [`Error::Cuda`].
+    /// Those of `work`; [`Error::Cuda`].
     pub fn time_ms(
         &self,
         stream: Stream,

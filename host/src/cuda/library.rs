@@ -7,21 +7,21 @@ use std::path::PathBuf;
 
 use crate::error::{DriverError, Error};
 
-/// What the loader is asked for. The driver brings the file; the one without a number is for linking.
+/// Name of the library. The driver installs this file; the one without a number is for linking.
 pub(super) const NAME: &str = "libcuda.so.1";
 
-/// What helps where there is no driver.
+/// Remedy if there is no driver.
 const ADVICE: &str =
     "install the NVIDIA driver, or give the container its GPUs, as `docker run --gpus all` does";
 
-/// Why the driver's functions cannot be called.
+/// Reason why the driver's functions cannot be called.
 #[derive(Clone, Debug)]
 pub(crate) enum NotLoaded {
     /// The loader does not find the library, or refuses it.
     Library {
-        /// What it was asked for.
+        /// Name that it was asked for.
         name: String,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// The library has no such function.
@@ -54,7 +54,7 @@ pub(super) struct Library(ManuallyDrop<libloading::Library>);
 impl Library {
     /// Loads the library that the system's loader finds by `name`.
     pub(super) fn load(name: &str) -> Result<Self, NotLoaded> {
-        // SAFETY: the driver's constructors touch nothing of this program.
+        // SAFETY: the driver's library initializers do not touch this program's state.
         let library = unsafe { libloading::Library::new(name) };
         let library = library.map_err(|error| NotLoaded::Library {
             name: name.to_owned(),
@@ -63,12 +63,12 @@ impl Library {
         Ok(Self(ManuallyDrop::new(library)))
     }
 
-    /// A function of the library.
+    /// Looks up a function of the library.
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function, as the driver's header declares it.
     pub(super) unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, NotLoaded> {
-        // SAFETY: the type is the caller's promise.
+        // SAFETY: `F` is the function's type: documented on this function.
         let found = unsafe { self.0.get::<F>(name) };
         let found = found.map_err(|_| NotLoaded::Function {
             function: name,
@@ -83,7 +83,7 @@ impl Library {
         // SAFETY: every driver has the function with this signature.
         let function = unsafe { self.0.get::<DriverGetVersion>("cuDriverGetVersion") };
         let mut version = 0;
-        // SAFETY: `version` is a live integer. The driver need not be initialised.
+        // SAFETY: `version` is a live integer. The driver need not be initialized.
         match function.map(|function| unsafe { function(&mut version) }) {
             Ok(0) => dotted(version),
             _ => "of an unknown version".to_owned(),

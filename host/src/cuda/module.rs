@@ -1,4 +1,4 @@
-//! The kernels on a device: which PTX it gets, and its way through the driver's compiler.
+//! The kernels on a device: the choice of its PTX, and the driver's compiler.
 
 use std::ffi::{CString, c_void};
 use std::{ptr, slice};
@@ -19,7 +19,7 @@ use crate::error::{DriverError, Error};
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
 
-/// What `build.rs` made of the kernels, the most special first.
+/// Embedded PTX of the kernels without options, the most special first.
 static EMBEDDED: [Ptx; 3] = [
     Ptx::embedded(
         Target::SM_100A,
@@ -35,7 +35,7 @@ static EMBEDDED: [Ptx; 3] = [
     ),
 ];
 
-/// Likewise, of the kernels that take options.
+/// Embedded PTX of the kernels with options, the most special first.
 static EMBEDDED_WITH_OPTIONS: [Ptx; 3] = [
     Ptx::embedded(
         Target::SM_100A,
@@ -51,12 +51,12 @@ static EMBEDDED_WITH_OPTIONS: [Ptx; 3] = [
     ),
 ];
 
-/// How a kernel must be launched, by its text.
+/// Requirements of a kernel's launch, read from its text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Needs {
     /// Shared memory for the rings of a block's warps, in bytes.
     pipeline_bytes: u32,
-    /// Whether it says itself where it waits for those before it in its stream.
+    /// Whether it waits by itself for its predecessors in its stream.
     waits_for_earlier: bool,
 }
 
@@ -64,7 +64,7 @@ impl Needs {
     fn of(text: &Text, kernel: Kernel, shmem: bool) -> Self {
         let entry = text.kernel(kernel.entry(shmem));
         let body = entry.map_or("", |entry| text.body(entry));
-        // A kernel may also reach it through a function, and unused memory does no harm.
+        // A kernel may also use the ring in a function, and unused memory does no harm.
         let functions = text.functions.iter().filter(|function| !function.is_kernel);
         let mut bodies = functions.map(|function| text.body(function));
         let has_ring = body.contains(RING) || bodies.any(|body| body.contains(RING));
@@ -78,13 +78,13 @@ impl Needs {
 /// The variable of the rings.
 const RING: &str = "ferry_ring";
 
-/// For people: "PTX 8.3 for sm_90a".
+/// Name of PTX in messages: "PTX 8.3 for sm_90a".
 pub(super) fn title(text: &Text) -> String {
     format!("PTX {} for {}", text.version, text.target)
 }
 
-/// A device's module and its kernels. It stays loaded: nobody can tell when no kernel of it will run any
-/// more. What is enqueued outlives whoever enqueued it, and so does a graph.
+/// A device's module and its kernels. It stays loaded: the end of its last kernel is unknown, as enqueued
+/// work and graphs may outlive their communicators.
 pub(crate) struct Module {
     raw: CUmodule,
     ptx: Ptx,
@@ -105,7 +105,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Compiles the PTX that fits the device best and looks its kernels up. The context is
-    /// current. Compiles only if the driver has not kept an earlier result; synchronises.
+    /// current. Compiles only if the driver has not kept an earlier result; synchronizes.
     ///
     /// # Errors
     /// [`Error::Driver`], [`Error::Cuda`] with the compiler's log.
@@ -124,7 +124,8 @@ impl Module {
         Self::of(ptx, &text, ptx.text(), &kernels.collect::<Vec<_>>())
     }
 
-    /// The kernels for `shape` alone, without peers on other nodes, of the same PTX. The context is current.
+    /// Loads the kernels for `shape` alone, without peers on other nodes, from the same PTX. The context is
+    /// current.
     pub(super) fn load_for(&self, shape: &Shape) -> Result<Self, Error> {
         let text = kernels::read(self.ptx.text().trim_end_matches('\0'))?;
         let mut special = specialised(&text, shape);
@@ -138,7 +139,7 @@ impl Module {
         Self::of(&self.ptx, &text, &special, &kernels)
     }
 
-    /// Compiles `compiled`, which was made of `ptx`, whose text is `text`, and looks up `kernels`.
+    /// Compiles `compiled`, which was made from `ptx`, whose text is `text`, and looks up `kernels`.
     fn of(
         ptx: &Ptx,
         text: &Text,
@@ -185,30 +186,30 @@ impl Module {
             .pipeline_bytes
     }
 
-    /// Whether a kernel says itself where it waits for those before it in its stream.
+    /// Whether a kernel waits by itself for its predecessors in its stream.
     pub(super) const fn waits_for_earlier(&self, kernel: Kernel, shmem: bool) -> bool {
         self.kernels[kernel as usize][shmem as usize]
             .needs
             .waits_for_earlier
     }
 
-    /// Checks that there are kernels that reach ranks of other nodes.
+    /// Checks that some kernels reach ranks of other nodes.
     #[cfg(feature = "nvshmem")]
     pub(crate) fn require_shmem(&self) -> Result<(), Error> {
         let reaches = |kernel: &Kernel| !self.function(*kernel, true).is_null();
-        match KERNELS.iter().any(reaches) {
-            true => Ok(()),
-            false => Err(Error::Kernels(KernelsError::WithoutNvshmem {
-                target: self.ptx.target.to_string(),
-            })),
+        if KERNELS.iter().any(reaches) {
+            return Ok(());
         }
+        Err(Error::Kernels(KernelsError::WithoutNvshmem {
+            target: self.ptx.target.to_string(),
+        }))
     }
 }
 
 /// Unloads a module. The context is current, and no kernel of it runs or will be launched.
 pub(super) fn unload(module: CUmodule) {
-    // SAFETY: the module was loaded in the current context. It fails only where the context
-    // is broken already, and its memory with it.
+    // SAFETY: the module was loaded in the current context, and no kernel of it runs or will be launched:
+    // documented on this function. It fails only if the context is broken already, and its memory with it.
     let _ = unsafe { sys::cuModuleUnload(module) };
 }
 
@@ -262,7 +263,7 @@ impl Log {
 }
 
 /// Loads `text`, which ends with a zero byte, into the current context, with so few registers that a block of
-/// the kernels fits. `title` says what it is.
+/// the kernels fits. `title` is its name in messages.
 pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
     let (mut info, mut errors) = (Log::new(), Log::new());
     let mut names = [
@@ -282,8 +283,8 @@ pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
         number(LOG_BYTES),
     ];
     let mut module = ptr::null_mut();
-    // SAFETY: the text ends with a zero byte; both arrays have as many entries as is said, and
-    // both buffers, which outlive the call, as many bytes.
+    // SAFETY: the text ends with a zero byte; both arrays have `names.len()` entries, and
+    // both buffers, which outlive the call, `LOG_BYTES` bytes.
     let code = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -300,7 +301,7 @@ pub(super) fn compile(title: &str, text: &str) -> Result<CUmodule, Error> {
     Err(refused(title, code, &errors.text())?)
 }
 
-/// Why the driver did not take PTX. The outer error is that of asking for its version.
+/// The error of PTX that the driver refused. The outer error is that of asking for its version.
 fn refused(title: &str, code: sys::Code, log: &str) -> Result<Error, Error> {
     if is_too_new(code, log) {
         return Ok(DriverError::PtxTooNew {
@@ -313,7 +314,7 @@ fn refused(title: &str, code: sys::Code, log: &str) -> Result<Error, Error> {
     Ok(error("cuModuleLoadDataEx", code, detail))
 }
 
-/// Drivers before 11.1 have no code of its own for it.
+/// Whether PTX is too new for the driver. Drivers before 11.1 have no code of its own for that.
 fn is_too_new(code: sys::Code, log: &str) -> bool {
     code == sys::UNSUPPORTED_PTX_VERSION
         || (code == sys::INVALID_PTX && log.contains("Unsupported .version"))
@@ -352,9 +353,9 @@ pub(super) fn find(module: CUmodule, entry: &str) -> Result<CUfunction, Error> {
 
 const OCCUPANCY: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
 
-/// Blocks that fit on a multiprocessor. Asking for that loads the kernel, where the driver would put that
-/// off: the first launch, which may find other kernels waiting for it, must not have to. The context is
-/// current.
+/// Blocks that fit on a multiprocessor. The query also loads the kernel, which the driver may put
+/// off otherwise: the first launch, for which other kernels may already wait, must not have to. The context
+/// is current.
 pub(super) fn blocks_that_fit(
     function: CUfunction,
     threads: u32,

@@ -1,4 +1,4 @@
-//! What the embedded kernels are, and how kernels are read.
+//! The embedded kernels, and the reading of kernels.
 
 use std::ffi::CStr;
 
@@ -13,7 +13,7 @@ fn read(ptx: &Ptx) -> Text {
     kernels::read(ptx.text().trim_end_matches('\0')).unwrap()
 }
 
-/// Without and, if there are such kernels, with ranks of other nodes.
+/// Whether kernels reach ranks of other nodes: false and, if there are such kernels, true.
 const REACHES: &[bool] = match cfg!(feature = "nvshmem") {
     true => &[false, true],
     false => &[false],

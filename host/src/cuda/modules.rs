@@ -11,21 +11,21 @@ use crate::device::kernels::Kernels;
 use crate::device::loaded_kernels::Kept;
 use crate::error::Error;
 
-/// Those of each device, by its number, and of what they are made of. Kept as long as the process, as
-/// [`Module`] says: who opens a device again finds them.
+/// The modules of each device, by its number and its kernels. Kept as long as the process, see
+/// [`Module`]: a device that is opened again finds them.
 static MODULES: Kept<(usize, Kernels), Modules> = Kept::new();
 
-/// The modules of one device that are made of the same kernels: of each set for one shape each, or for all.
+/// The modules of one device and one source of kernels: of each set for one shape each, or for all.
 pub(super) struct Modules(Kept<(KernelSet, Option<Shape>), Module>);
 
 impl Modules {
-    /// Those of device number `ordinal`. Loads none.
+    /// The modules of device number `ordinal`. Loads none.
     pub(super) fn of(ordinal: usize, kernels: &Kernels) -> Result<Arc<Self>, Error> {
         MODULES.get((ordinal, kernels.clone()), || Ok(Self(Kept::new())))
     }
 
-    /// The kernels of `set` for all shapes, loaded unless they are there. The context is current.
-    /// Synchronises.
+    /// The kernels of `set` for all shapes, loaded unless they are already. The context is current.
+    /// Synchronizes.
     pub(super) fn general(
         &self,
         context: &PrimaryContext,
@@ -36,7 +36,8 @@ impl Modules {
             .get((set, None), || Module::load(context, kernels, set))
     }
 
-    /// The same for `shape` alone, made of the `general` ones.
+    /// The kernels of `set` for `shape` alone, made from the `general` ones. The context is current.
+    /// Synchronizes.
     pub(super) fn special(
         &self,
         general: &Module,

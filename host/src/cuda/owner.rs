@@ -1,4 +1,4 @@
-//! Whose contexts of other libraries are.
+//! Checks of other libraries' contexts.
 
 use std::ptr;
 
@@ -9,10 +9,10 @@ use crate::device::Device;
 use crate::error::Error;
 
 impl CudaDevice {
-    /// That a context is the device's primary one.
+    /// Checks that a context is the device's primary one.
     ///
     /// # Safety
-    /// The context lives, or is null.
+    /// The context is live, or null.
     pub(crate) unsafe fn require_context(
         &self,
         what: &'static str,
@@ -25,7 +25,7 @@ impl CudaDevice {
         if ptr::eq(context, own.raw()) {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the context is live: documented on this function, and it is not null.
         let ordinal = unsafe { context::ordinal_of(context) }?;
         let of = if usize::try_from(ordinal) == Ok(self.ordinal()) {
             "another context than the primary one of "

@@ -16,7 +16,7 @@ use crate::error::Error;
 
 /// Pinned host memory that the device writes over the bus and the host reads directly.
 ///
-/// The memory is freed when the value is dropped, which synchronises: no kernel that was given
+/// A drop frees the memory, which synchronizes: no kernel that was passed
 /// its address may run then.
 pub(super) struct PinnedPage {
     core: Arc<Core>,
@@ -30,7 +30,7 @@ unsafe impl Send for PinnedPage {}
 unsafe impl Sync for PinnedPage {}
 
 impl PinnedPage {
-    /// Allocates an empty page. Synchronises.
+    /// Allocates an empty page. Synchronizes.
     pub(super) fn alloc(core: Arc<Core>) -> Result<Self, Error> {
         let current = core.context.enter()?;
         let mut memory = ptr::null_mut();
@@ -40,15 +40,15 @@ impl PinnedPage {
             sys::cuMemHostAlloc(&mut memory, size_of::<FaultPage>(), flags)
         })?;
         let Some(words) = NonNull::new(memory.cast::<[AtomicU64; WORDS]>()) else {
-            let detail = "no memory was given".to_owned();
+            let detail = "the driver returned no memory".to_owned();
             return Err(super::error::error(
                 "cuMemHostAlloc",
                 sys::INVALID_VALUE,
                 detail,
             ));
         };
-        // SAFETY: the driver gave as many bytes as a page has, aligned to a page of the system,
-        // and nobody else knows them yet. All zero is a valid value.
+        // SAFETY: the driver returned as many bytes as a fault page has, aligned to a page of the system,
+        // and nobody else uses them yet. All zero is a valid value.
         unsafe { words.write_bytes(0, 1) };
         let mut page = Self {
             core: core.clone(),
@@ -65,13 +65,13 @@ impl PinnedPage {
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: the memory is there until `self` is dropped, and everybody, the device
-        // included, writes it in whole words.
+        // SAFETY: the memory is allocated until `self` is dropped, and host and device
+        // write it in whole words.
         unsafe { self.words.as_ref() }
     }
 }
 
-// SAFETY: the driver gave the address of memory as large as a page, for all devices, and it is
+// SAFETY: the driver allocated the memory with the size of a fault page, for all devices, and it is
 // freed when the value is dropped; the host accesses it as atomic words.
 unsafe impl SharedPage for PinnedPage {
     fn address(&self) -> u64 {
@@ -92,7 +92,7 @@ impl Drop for PinnedPage {
         let Ok(_current) = self.core.context.enter() else {
             return;
         };
-        // SAFETY: `alloc` got the memory from the driver, and nobody frees it but this.
+        // SAFETY: `PinnedPage::alloc` got the memory from `cuMemHostAlloc`, and only this frees it.
         let freed = unsafe { sys::cuMemFreeHost(self.words.as_ptr().cast()) };
         if let Err(error) = check("cuMemFreeHost", freed) {
             tracing::warn!(%error, "cannot free a fault page");

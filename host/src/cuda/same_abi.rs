@@ -1,4 +1,4 @@
-//! Types that a C function takes alike: ours and those of `cust`'s bindings.
+//! Pairs of types with the same ABI: ours and those of `cust`'s bindings.
 
 use std::ffi::c_void;
 
@@ -7,13 +7,13 @@ use super::{
     Stream,
 };
 
-/// The bindings' functions, and those for which the bindings are too old.
+/// The bindings' functions, and those that the bindings are too old for.
 pub(super) mod bindings {
     pub(in super::super) use cust::sys::*;
 
     use super::super::LaunchConfig;
 
-    // Of CUDA 11.8.
+    // Since CUDA 11.8.
     unsafe extern "C" {
         pub(in super::super) fn cuLaunchKernelEx(
             config: *const LaunchConfig,
@@ -32,10 +32,10 @@ macro_rules! any {
 }
 pub(super) use any;
 
-/// Compiles where the bindings' function is one of ours.
+/// Compiles only if the bindings' function has the ABI of ours.
 pub(super) fn require<Ours: SameAbi<Theirs>, Theirs>(_: Theirs) {}
 
-/// That a value of one type is passed as one of the other, and points to the same.
+/// Marks a type that is passed as `Other` is, and points to the same.
 pub(super) trait SameAbi<Other> {}
 
 impl<Ours: SameAbi<Theirs>, Theirs> SameAbi<*mut Theirs> for *mut Ours {}
@@ -78,7 +78,7 @@ same! {
     i32, bindings::CUstreamCaptureMode;
 }
 
-/// Implements [`SameAbi`] for functions with so many parameters.
+/// Implements [`SameAbi`] for functions with as many parameters.
 macro_rules! same_functions {
     ($($($ours:ident $theirs:ident),*;)*) => {$(
         impl<Ours, Theirs, $($ours, $theirs),*> SameAbi<unsafe extern "C" fn($($theirs),*) -> Theirs>

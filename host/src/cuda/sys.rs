@@ -1,10 +1,10 @@
-//! The driver's functions that are called, with results as numbers.
+//! The functions of the driver that Ferry calls, with results as numbers.
 //!
 //! [`Library`] loads the driver when the first of them is called, so a program with them builds
 //! without CUDA and starts without a driver. Without one, each returns [`NOT_LOADED`].
 //!
 //! The table below is our own because no crate's fits. `cust` links the driver. `cudarc` loads it,
-//! but panics where the library or a function is missing, and must be told CUDA's version when it is
+//! but panics if the library or a function is missing, and must be told CUDA's version when it is
 //! built. Both have a Rust enum as the result: a driver newer than that enum returns codes that it
 //! does not have, and such a value must not exist in Rust. A test compares each signature with
 //! `cust`'s bindings, and `cargo xtask` each name.
@@ -14,10 +14,10 @@ use std::sync::OnceLock;
 
 use super::library::{Library, NAME, NotLoaded};
 
-/// Declares the driver's handles: pointers to what only the driver knows.
+/// Declares the driver's handles: pointers to opaque types.
 macro_rules! handles {
     ($($handle:ident to $object:ident,)*) => {$(
-        /// What a handle points to.
+        /// Opaque target of a handle.
         #[repr(C)]
         pub(crate) struct $object {
             opaque: [u8; 0],
@@ -38,15 +38,15 @@ handles! {
     CUstream to Stream,
 }
 
-/// A device's number, as the driver gives it.
+/// The driver's handle of a device.
 pub(crate) type CUdevice = c_int;
 /// An address in device memory.
 pub(crate) type CUdeviceptr = c_ulonglong;
 
-/// What a driver function returns.
+/// Result of a driver function.
 pub(crate) type Code = u32;
 
-/// Not the driver's: there is none, or a function is missing. [`why_not_loaded`] says more.
+/// Not a code of the driver: there is none, or a function is missing. [`why_not_loaded`] has the reason.
 pub(crate) const NOT_LOADED: Code = Code::MAX;
 /// `CUDA_SUCCESS`.
 pub(crate) const SUCCESS: Code = 0;
@@ -98,7 +98,7 @@ pub(crate) const MEMHOSTALLOC_PORTABLE: c_uint = 1;
 pub(crate) const MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin when each block of
-/// the one before it has ended or allows it, and says itself where it waits for its end.
+/// the preceding one has ended or allows it, and waits for its end by itself.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 /// `CUlaunchAttribute`.
@@ -110,7 +110,7 @@ pub(crate) struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
-    /// The kernel waits by itself for those before it.
+    /// The kernel waits for its predecessors by itself.
     pub(crate) const PROGRAMMATIC: Self = Self {
         id: PROGRAMMATIC_STREAM_SERIALIZATION,
         padding: 0,
@@ -137,7 +137,7 @@ pub(crate) const CAPTURE_THREAD_LOCAL: c_int = 1;
 pub(crate) const CAPTURE_ACTIVE: c_uint = 1;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 pub(crate) const RESOURCE_SM: c_uint = 1;
-/// The CUDA version that has green contexts, as the driver writes it.
+/// The first CUDA version with green contexts, in the driver's notation.
 pub(crate) const GREEN_CONTEXTS_VERSION: c_int = 12_040;
 
 /// `CUgreenCtx`.
@@ -175,7 +175,7 @@ macro_rules! driver_functions {
         $(#[$condition:meta])*
         $visibility:vis fn $name:ident($($parameter:ident: $type:ty),* $(,)?) -> Code;
     )*) => {
-        /// Where the driver has its functions.
+        /// Addresses of the driver's functions.
         #[expect(non_snake_case, reason = "the driver's names")]
         struct Functions {
             $($(#[$condition])* $name: unsafe extern "C" fn($($type),*) -> Code,)*
@@ -184,7 +184,7 @@ macro_rules! driver_functions {
         impl Functions {
             fn of(library: &Library) -> Result<Self, NotLoaded> {
                 Ok(Self {
-                    // SAFETY: the signatures are those of `cuda.h`, which the driver keeps for a name.
+                    // SAFETY: the signatures are those of `cuda.h`, which never change for a name.
                     $($(#[$condition])* $name: unsafe { library.function(stringify!($name)) }?,)*
                 })
             }
@@ -195,14 +195,15 @@ macro_rules! driver_functions {
             #[expect(non_snake_case, reason = "the driver's name")]
             $visibility unsafe fn $name($($parameter: $type),*) -> Code {
                 match driver() {
-                    // SAFETY: the caller keeps the function's contract.
+                    // SAFETY: the rules of the driver's function, as `cuda.h` documents them, are those of
+                    // this one.
                     Ok(driver) => unsafe { (driver.$name)($($parameter),*) },
                     Err(_) => NOT_LOADED,
                 }
             }
         )*
 
-        /// That each signature is the one in `cust`'s bindings is seen when this compiles.
+        /// Compiles only if each signature is the one in `cust`'s bindings.
         #[cfg(all(test, feature = "cust"))]
         #[test]
         fn signatures_are_those_of_the_bindings() {
@@ -366,7 +367,7 @@ fn driver() -> Result<&'static Functions, NotLoaded> {
     kept(&DRIVER, || Functions::of(&Library::load(NAME)?))
 }
 
-/// What was loaded, or is now. A failure is not kept: what was missing may have come since.
+/// Returns the loaded value, or loads it. A failure is not kept: the library may be installed later.
 #[inline]
 fn kept<T>(
     once: &OnceLock<T>,
@@ -381,7 +382,7 @@ fn kept<T>(
     }
 }
 
-/// Why there is no driver to call, if there is none.
+/// Reason why there is no driver, if there is none.
 pub(crate) fn why_not_loaded() -> Option<NotLoaded> {
     driver().err()
 }

@@ -1,4 +1,4 @@
-//! What is asked of the driver, and what is said where it has not got that.
+//! The functions that the driver must have, and errors if it has not.
 
 use std::env;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ fn a_library_that_is_missing_is_named_with_what_helps() {
     }
 }
 
-/// Compiles a library of this C, in place of a driver.
+/// Compiles a library from this C code, in place of a driver.
 fn stand_in(name: &str, code: &str) -> PathBuf {
     let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -34,7 +34,7 @@ fn stand_in(name: &str, code: &str) -> PathBuf {
     library
 }
 
-/// What comes of a driver of this C.
+/// The error of loading a driver made from this C code.
 fn error_of(name: &str, code: &str) -> Error {
     let library = stand_in(name, code);
     let loaded = Library::load(library.to_str().unwrap()).unwrap();
@@ -183,7 +183,7 @@ fn numbers_are_those_of_the_bindings() {
     }
 }
 
-/// What calls give.
+/// Results of calls without a driver.
 #[cfg(feature = "cust")]
 #[test]
 fn results_are_those_of_the_bindings() {

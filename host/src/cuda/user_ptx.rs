@@ -53,19 +53,19 @@ unsafe impl Send for CudaKernel {}
 // SAFETY: as above; nothing here changes.
 unsafe impl Sync for CudaKernel {}
 
-/// How many threads a kernel is launched with.
+/// Number of threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
-    /// Dynamic shared memory of each, in bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Grid {
-    /// Without dynamic shared memory.
+    /// A grid without dynamic shared memory.
     pub const fn new(blocks: u32, threads: u32) -> Self {
         Self {
             blocks,
@@ -77,10 +77,10 @@ impl Grid {
 
 impl CudaDevice {
     /// Compiles the first of these PTX texts that is for this device, unless the driver has kept an earlier
-    /// result: kernels of yours, to launch beside Ferry's. Not collective. Synchronises.
+    /// result: kernels of yours, to launch beside Ferry's. Not collective. Synchronizes.
     ///
     /// # Errors
-    /// [`Error::Kernels`] where a text is not PTX, [`Error::Driver`], and
+    /// [`Error::Kernels`] if a text is not PTX, [`Error::Driver`], and
     /// [`Error::Cuda`] with the compiler's log.
     pub fn load_ptx(&self, texts: &[&str]) -> Result<CudaModule, Error> {
         let core = self.core().clone();
@@ -103,15 +103,15 @@ impl CudaDevice {
 }
 
 impl CudaModule {
-    /// Whether there is a kernel of a name.
+    /// Whether there is a kernel with this name.
     pub fn has(&self, kernel: &str) -> bool {
         self.0.text.kernel(kernel).is_some()
     }
 
-    /// The kernel of a name, loaded so that no launch has to. Synchronises.
+    /// The kernel with this name, loaded so that no launch has to. Synchronizes.
     ///
     /// # Errors
-    /// [`Error::Kernels`] where there is none, [`Error::Cuda`].
+    /// [`Error::Kernels`] if there is none, [`Error::Cuda`].
     pub fn kernel(&self, name: &str) -> Result<CudaKernel, Error> {
         if !self.has(name) {
             return Err(Error::Kernels(KernelsError::Missing {
@@ -132,15 +132,15 @@ impl CudaModule {
 
 impl CudaKernel {
     /// Enqueues the kernel. `arguments` are the bytes of each of its parameters, which are copied before this
-    /// returns. Does not synchronise.
+    /// returns. Does not synchronize.
     ///
     /// # Errors
-    /// [`Error::Kernels`] where the arguments have other sizes than the kernel's parameters, [`Error::Cuda`].
+    /// [`Error::Kernels`] if the arguments have other sizes than the kernel's parameters, [`Error::Cuda`].
     ///
     /// # Safety
     /// Until `stream` has passed the kernel, and as long as a graph that it was captured to is launched, the
-    /// module or this value is kept, and the kernel, with these arguments, touches only memory that is there
-    /// and that nothing else uses in ways that do not allow for it.
+    /// module or this value is kept, and the kernel, with these arguments, touches only allocated memory
+    /// that nothing else uses in conflict with it.
     pub unsafe fn launch(
         &self,
         stream: Stream,
@@ -160,8 +160,9 @@ impl CudaKernel {
         };
         let pointers = arguments.iter().map(|bytes| bytes.as_ptr().cast_mut());
         let mut pointers: Vec<*mut c_void> = pointers.map(<*mut u8>::cast).collect();
-        // SAFETY: there are as many pointers as the kernel has parameters, each to as many bytes, which the
-        // driver copies before it returns and does not write; what they mean is the caller's promise.
+        // SAFETY: `require` found as many pointers as the kernel has parameters, each to as many bytes, which
+        // the driver copies before it returns and does not write. That the module stays, and that the kernel
+        // may touch its memory, is documented on this function.
         let code = unsafe {
             let pointers = pointers.as_mut_ptr();
             sys::cuLaunchKernelEx(&config, self.function, pointers, ptr::null_mut())

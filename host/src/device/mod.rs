@@ -105,10 +105,10 @@ pub enum InGraph {
 pub unsafe trait Device: Send + Sync {
     /// For people: "NVIDIA H200 (cuda:0)".
     fn name(&self) -> String;
-    /// Allocates `bytes` of device memory, not cleared. Synchronises: where ranks share a GPU, perhaps with
+    /// Allocates `bytes` of device memory, not cleared. Synchronizes: where ranks share a GPU, perhaps with
     /// kernels of other ranks, see [`free`](Self::free).
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
-    /// Frees what [`alloc`](Self::alloc) gave. Synchronises: where ranks share a GPU, also with kernels of
+    /// Frees what [`alloc`](Self::alloc) gave. Synchronizes: where ranks share a GPU, also with kernels of
     /// other ranks, which may wait for a launch that this thread has yet to make, until their deadline. So
     /// free between rounds.
     ///
@@ -117,12 +117,12 @@ pub unsafe trait Device: Send + Sync {
     /// no graph that will be launched, no copy of `at`.
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
     /// Copies to the device; more bytes than `to` has are refused, here and below
-    /// ([`Error::MemoryTooShort`]). Synchronises.
+    /// ([`Error::MemoryTooShort`]). Synchronizes.
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
-    /// Copies from the device. Synchronises, but not with other streams than its own: call
+    /// Copies from the device. Synchronizes, but not with other streams than its own: call
     /// [`synchronize`](Self::synchronize) on theirs first.
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
-    /// Sets `bytes` bytes to `value`. Synchronises.
+    /// Sets `bytes` bytes to `value`. Synchronizes.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
     /// The device itself, for those who know its type: streams and memory of other libraries are checked
     /// against a `CudaDevice`.
@@ -134,13 +134,13 @@ pub unsafe trait Device: Send + Sync {
     /// Waits for everything enqueued on `stream`.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
     /// Kernels for `shape` alone, compiled unless they are there; the general ones where the device makes
-    /// no others. Synchronises.
+    /// no others. Synchronizes.
     fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
     /// Kernels that take options, compiled unless they are there: for `shape` alone, or for all. Where a
-    /// device has one set of kernels for everything, that. Synchronises.
+    /// device has one set of kernels for everything, that. Synchronizes.
     fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
@@ -150,18 +150,18 @@ pub unsafe trait Device: Send + Sync {
         None
     }
     /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device:
-    /// those of a green context. May be called while the stream is captured. Does not synchronise.
+    /// those of a green context. May be called while the stream is captured. Does not synchronize.
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
         let _ = stream;
         None
     }
     /// The number of the capture to a graph that `stream` is in, if it is in one, which no other capture of
-    /// the process has. Asked of devices that ranks share, before each launch. Does not synchronise.
+    /// the process has. Asked of devices that ranks share, before each launch. Does not synchronize.
     fn capture(&self, stream: Stream) -> Option<u64> {
         let _ = stream;
         None
     }
-    /// Enqueues a kernel. Does not synchronise, allocate or compile.
+    /// Enqueues a kernel. Does not synchronize, allocate or compile.
     ///
     /// # Safety
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
@@ -193,7 +193,7 @@ pub unsafe trait Device: Send + Sync {
 /// Typed copies. Not collective.
 impl dyn Device + '_ {
     /// Allocates a tensor without gaps, as [`alloc`](Device::alloc) does, and copies `values` into it.
-    /// Synchronises.
+    /// Synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] if `values` are not as many as `dims` say; what the device reports.
@@ -226,7 +226,7 @@ impl dyn Device + '_ {
 
     /// Copies the elements of a tensor without gaps from the device: into `T` that its
     /// [`data_type`](Tensor::data_type) [takes](DataType::takes), or into `u8`, which gives the bytes of any
-    /// tensor. Synchronises as [`download`](Device::download) does.
+    /// tensor. Synchronizes as [`download`](Device::download) does.
     ///
     /// # Errors
     /// [`Error::Tensor`] if it has gaps or its elements are no `T`; [`Error::MemoryTooShort`] if the memory

@@ -2,9 +2,9 @@
 
 use ferry_layout::{Counter, Rank};
 
-/// Device addresses of what a rank's kernels work in: to look at, in a debugger or a tool that copies device
-/// memory. Nothing of it may be written; what stands there changes while kernels of this rank or of a peer
-/// run, and the addresses are good until the rank is [closed](crate::Communicator::close) or
+/// Device addresses of the memory that a rank's kernels use, for debuggers and tools that copy device
+/// memory. It must not be written; it changes while kernels of this rank or of a peer
+/// run, and the addresses are valid until the rank is [closed](crate::Communicator::close) or
 /// [dropped](crate::Communicator#dropped).
 ///
 /// Sizes in terms of the plan's [`Shape`](crate::layout::Shape). A row's stride is its bytes, rounded up to a
@@ -12,7 +12,7 @@ use ferry_layout::{Counter, Rank};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DevicePointers {
-    /// Whose memory it is.
+    /// The rank whose memory it is.
     pub rank: Rank,
     /// Row 0 is dispatch, row 1 combine; the columns are send, receive, counts. The receive window of this
     /// rank has all of them.
@@ -30,10 +30,10 @@ pub struct DevicePointers {
     /// Dispatch's counts are assignments for each local expert, and the last one the source's tokens.
     /// Combine's counts are its flags.
     ///
-    /// Send is 0 where no rank is on another node: rows go straight into the peers' windows then. Rows of
-    /// small batches come in other places of the window, each word of which is its own flag.
+    /// Send is 0 if no rank is on another node: rows then go straight into the peers' windows. Rows of
+    /// small batches arrive in another part of the window, where each word is its own flag.
     pub table: [[u64; 3]; 2],
-    /// What the kernels of this rank count for each other: [`COUNTERS`](Self::COUNTERS) u64, one every
+    /// Counters that the kernels of this rank share: [`COUNTERS`](Self::COUNTERS) u64, one every
     /// [`COUNTER_STRIDE`](Self::COUNTER_STRIDE) bytes.
     pub counters: u64,
 }

@@ -1,4 +1,4 @@
-//! How processes find each other before they have anything of Ferry's.
+//! Exchange of bytes between processes before they have a group.
 
 mod accept;
 pub(crate) mod function;
@@ -13,21 +13,21 @@ use ferry_layout::MAX_RANKS;
 
 use crate::error::bootstrap::BootstrapError;
 
-/// Exchanges a few bytes between the processes of a group, one a rank: MPI, TCP, or what an
-/// engine already has ([`FnBootstrap`](crate::bootstrap::FnBootstrap)).
+/// Exchanges a few bytes between the processes of a group, one per rank: MPI, TCP, or an
+/// all-gather of your engine ([`FnBootstrap`](crate::bootstrap::FnBootstrap)).
 ///
 /// All ranks make the same calls in the same order. Every wait must end, with an error that names
-/// the rank that was lost where that is known ([`BootstrapError::lost_rank`]), and after an error
+/// the lost rank if it is known ([`BootstrapError::lost_rank`]), and after an error
 /// each later call should fail at once, as [`TcpBootstrap`](crate::bootstrap::TcpBootstrap)'s do. A node
-/// group waits for other ranks nowhere else, but for their part in its own kernels: leaving it and freeing
+/// group waits for other ranks nowhere else, except for their part in its own kernels: leaving it and freeing
 /// memory wait for kernels at work on this process's device, which end by their deadline. An NVSHMEM group
 /// comes to a barrier here before each call that waits for all ranks inside NVSHMEM: over a bootstrap whose
 /// waits do not end (MPI's do not), making, closing and leaving communicators and groups wait for ever for a
 /// rank that was lost.
 ///
-/// # Who calls it
+/// # Calls that use it
 ///
-/// A group owns its bootstrap, and these calls use it, in the thread that makes them; no other call and
+/// A group owns its bootstrap. The following calls use it, in the thread that makes them; no other call and
 /// no thread of Ferry's does. Threads that make such calls at one time take turns.
 ///
 /// | call | all-gathers | most bytes of a rank in one |
@@ -35,48 +35,48 @@ use crate::error::bootstrap::BootstrapError;
 /// | `Group::node` | 7 | 600 |
 /// | `Group::nvshmem` | 3 | 600 |
 /// | [`Communicator::new`](crate::Communicator::new) | 5 | 128 |
-/// | [`close`](crate::Communicator::close) of a communicator | 2; NVSHMEM: 1, behind a barrier | 128 |
+/// | [`close`](crate::Communicator::close) of a communicator | 2; NVSHMEM: 1, after a barrier | 128 |
 /// | the same, after it gave up | none | |
 /// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
 ///
-/// These are the numbers where all goes well. A step that fails on one rank is the last one of the
-/// call on all of them, but that windows may be given back, which takes one all-gather more; so all
-/// still make the same calls. Lengths differ between ranks where a name is sent (of a machine or
-/// its boot), or an error instead of an answer. [`rank`](Self::rank) and [`ranks`](Self::ranks) may
-/// be asked in any of these calls. Dispatch and combine, buffers and graphs use no bootstrap, nor
+/// These are the numbers if nothing fails. A step that fails on one rank is the last one of the
+/// call on all of them, except that windows may be freed, which takes one all-gather more; so all
+/// still make the same calls. Lengths differ between ranks if a name is sent (of a machine or
+/// its boot), or an error instead of an answer. Each of these calls may call [`rank`](Self::rank) and
+/// [`ranks`](Self::ranks). Dispatch and combine, buffers and graphs use no bootstrap, nor
 /// does dropping a communicator or a group.
 ///
 /// # Safety
-/// Ranks write into memory of which a bootstrap told them, and free their own when all have come so far. An
-/// implementation promises that
-/// - [`rank`](Self::rank) and [`ranks`](Self::ranks) always give the same, and each process of the
+/// Ranks write into memory whose addresses a bootstrap exchanged, and free their own when all have come so
+/// far. An implementation promises that
+/// - [`rank`](Self::rank) and [`ranks`](Self::ranks) always return the same, and each process of the
 ///   group has a rank of its own;
-/// - [`all_gather`](Self::all_gather) gives `Ok` only after all ranks have called it as often as this one,
-///   and only with the bytes that each gave to this very call, unchanged and by rank;
-/// - [`barrier`](Self::barrier) gives `Ok` only after all ranks have called it as often as this one.
+/// - [`all_gather`](Self::all_gather) returns `Ok` only after all ranks have called it as often as this one,
+///   and only with the bytes that each passed to this very call, unchanged and by rank;
+/// - [`barrier`](Self::barrier) returns `Ok` only after all ranks have called it as often as this one.
 pub unsafe trait Bootstrap: Send {
-    /// This process's rank.
+    /// Rank of this process.
     fn rank(&self) -> u32;
 
-    /// Processes in the group.
+    /// Number of processes in the group.
     fn ranks(&self) -> u32;
 
-    /// Every rank's `bytes`, by rank; the lengths may differ. Collective.
+    /// Returns every rank's `bytes`, by rank; the lengths may differ. Collective.
     ///
     /// # Errors
-    /// A rank that does not take part, or what the transport reports.
+    /// A rank that does not take part, and errors of the transport.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>;
 
     /// Returns once all ranks have called it. Collective.
     ///
     /// # Errors
-    /// As [`all_gather`](Self::all_gather).
+    /// Those of [`all_gather`](Self::all_gather).
     fn barrier(&mut self) -> Result<(), BootstrapError> {
         self.all_gather(&[]).map(drop)
     }
 }
 
-/// Refuses more ranks than a group has, before any memory is kept for each.
+/// Refuses more ranks than a group can have, before memory is allocated for each.
 fn require_ranks(ranks: u32) -> Result<(), BootstrapError> {
     match ranks {
         ..=MAX_RANKS => Ok(()),

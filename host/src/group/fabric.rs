@@ -48,7 +48,7 @@ pub unsafe trait Fabric: Send + Sync {
     fn gpu_ranks(&self, _rank: Rank) -> Option<&GpuRanks> {
         None
     }
-    /// [`Device::kernels_with_options`] of a local rank's device, ready for this fabric. Synchronises.
+    /// [`Device::kernels_with_options`] of a local rank's device, ready for this fabric. Synchronizes.
     fn kernels_with_options(
         &self,
         rank: Rank,

@@ -96,7 +96,7 @@ impl Calls for Joined {
 impl NvshmemFabric {
     /// Opens the device with the group's kernels, loads the NVSHMEM host library (where the options say, or
     /// where the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`. A
-    /// rank that cannot makes all fail. Collective. Synchronises.
+    /// rank that cannot makes all fail. Collective. Synchronizes.
     ///
     /// # Errors
     /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
@@ -371,7 +371,7 @@ fn heard(announced: &[Vec<u8>]) -> Result<(UniqueId, Vec<GpuRanks>), Error> {
     Ok((id, gpus))
 }
 
-/// Initialises NVSHMEM. Collective.
+/// Initializes NVSHMEM. Collective.
 fn join(
     device: &CudaDevice,
     library: &HostLibrary,
@@ -394,7 +394,7 @@ fn get_ready(
 ) -> Result<(), Error> {
     let _current = device.enter()?;
     let functions = library.functions();
-    // SAFETY: NVSHMEM is initialised.
+    // SAFETY: NVSHMEM is initialized.
     let (pe, pes) = unsafe { (functions.nvshmem_my_pe(), functions.nvshmem_n_pes()) };
     if (pe, pes) != (pe_number(rank)?, pe_number(ranks)?) {
         return Err(NvshmemError::Ranks {

@@ -9,7 +9,7 @@
 //! tensors of devices with other streams.
 //!
 //! The caller of [`Lease::new`] promises that no other stream uses the tensors until the device's was
-//! synchronised. Clones of a tensor are the same memory, so a shared reference is enough for outputs. A
+//! synchronized. Clones of a tensor are the same memory, so a shared reference is enough for outputs. A
 //! lease keeps candle from writing to its tensors in place, which waits until it is dropped: drop it before.
 //!
 //! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
@@ -67,7 +67,7 @@ use crate::tensor::handles::Stream;
 const STREAM_PER_THREAD: usize = 2;
 
 /// Allocates an output of a dispatch on a CUDA device, zeroed, so that padding rows are numbers. Codes and
-/// their scales are U8, 4-bit codes two a byte. Not collective. Does not synchronise.
+/// their scales are U8, 4-bit codes two a byte. Not collective. Does not synchronize.
 ///
 /// # Errors
 /// Errors of candle.
@@ -94,7 +94,7 @@ fn stored(layout: &TensorLayout) -> (Vec<usize>, DType) {
 
 impl<'a> Lease<'a, CandleDevice> {
     /// Returns outputs in tensors of candle, which [`zeros`] made of the plan's
-    /// [layout](Plan::output_layout). Not collective. Does not synchronise.
+    /// [layout](Plan::output_layout). Not collective. Does not synchronize.
     ///
     /// # Errors
     /// [`Error::Tensor`] for one of another type or shape, one that is missing, or one too many; and those of

@@ -67,7 +67,7 @@ use crate::tensor::data_type::{TensorElement, has_its_bits};
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Checks that a context is the primary one of `device`, as those of `CudaContext::new` are. Not collective.
-/// Does not synchronise.
+/// Does not synchronize.
 ///
 /// # Errors
 /// [`Error::OtherDevice`], [`Error::Cuda`].

@@ -46,7 +46,7 @@ use crate::tensor::data_type::{TensorElement, has_its_bits};
 use crate::tensor::handles::{DevicePtr, Stream};
 
 /// Checks that `cust`'s current context, which is this thread's, is the primary one of `device`. Not
-/// collective. Does not synchronise.
+/// collective. Does not synchronize.
 ///
 /// # Errors
 /// [`Error::OtherDevice`], [`Error::Cuda`].

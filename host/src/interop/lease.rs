@@ -16,7 +16,7 @@ use crate::tensor::handles::Stream;
 /// The stream that [`as_stream`](Self::as_stream) returns is live for as long as `self` is, and of the
 /// primary context of `device`.
 pub unsafe trait AsStream {
-    /// Returns the stream, for calls on `device`. Not collective. Does not synchronise.
+    /// Returns the stream, for calls on `device`. Not collective. Does not synchronize.
     ///
     /// # Safety
     /// What [`Stream::new`] asks for, except that the stream is of the device, which is checked: `self` is
@@ -125,7 +125,7 @@ pub struct Lease<'a, S> {
 }
 
 impl<'a, S: AsStream> Lease<'a, S> {
-    /// Begins a lease for calls on `device` and `stream`. Not collective. Does not synchronise.
+    /// Begins a lease for calls on `device` and `stream`. Not collective. Does not synchronize.
     ///
     /// # Safety
     /// - The lease lives until the last copy of each tensor that it returned was passed to a call. A split
@@ -159,7 +159,7 @@ impl<'a, S: AsStream> Lease<'a, S> {
     /// Returns memory as a tensor without gaps: `&memory` to be read by calls, `&mut memory` to be written.
     /// Memory without a shape may have more elements: the first ones are the tensor. Elements of 4 bits are
     /// leased as bytes, and made a [`Tensor`] of by its [`at`](Tensor::at). Not collective. Does not
-    /// synchronise.
+    /// synchronize.
     ///
     /// # Errors
     /// As [`AsTensor::as_tensor`].

@@ -57,7 +57,7 @@ impl Problems {
 }
 
 impl Plan {
-    /// Checks `config` for `group`. Not collective; does not synchronise.
+    /// Checks `config` for `group`. Not collective; does not synchronize.
     ///
     /// # Errors
     /// [`Error::Plan`] with every problem at once.

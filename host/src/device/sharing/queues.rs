@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 
 use crate::error::notice::Notice;
 
-/// What tells the driver how many queues to make, read as it is initialised.
+/// What tells the driver how many queues to make, read as it is initialized.
 pub(crate) const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// Most that there can be.
 const MOST: u32 = 32;

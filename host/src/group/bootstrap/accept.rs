@@ -1,15 +1,15 @@
-//! Connections that come to rank 0.
+//! Incoming connections of rank 0.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::peer::PAUSE;
 
-/// Takes connections in, through errors: they are the network's (accept(2) gives those of a connection that
-/// waits), or a lack that may pass, as of file descriptors.
+/// Accepts connections and survives errors: they come from the network (accept(2) returns those of a pending
+/// connection), or from a lack that may pass, as of file descriptors.
 pub struct Entrance<'a> {
     listener: &'a TcpListener,
-    /// Why the last try failed, if it did.
+    /// Error of the last try, if it failed.
     pub failing: Option<io::Error>,
 }
 
@@ -20,7 +20,7 @@ impl<'a> Entrance<'a> {
         Ok(Self { listener, failing })
     }
 
-    /// A connection that has come; `None` after a pause if there is none.
+    /// Returns a connection; `None` after a pause if there is none.
     pub fn accept(&mut self) -> Option<(TcpStream, SocketAddr)> {
         self.taken(self.listener.accept())
     }
@@ -34,9 +34,9 @@ impl<'a> Entrance<'a> {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => Some(error),
         };
-        // Once, where it lasts.
+        // Only once for a series of errors.
         if let (Some(error), None) = (&failed, &self.failing) {
-            tracing::warn!(%error, "a connection to the rendezvous was not taken in; trying on");
+            tracing::warn!(%error, "a connection to the rendezvous was not accepted; trying again");
         }
         self.failing = failed;
         std::thread::sleep(PAUSE);

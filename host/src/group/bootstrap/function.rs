@@ -1,4 +1,4 @@
-//! A rendezvous of processes that have an all-gather already.
+//! A rendezvous of processes with an all-gather of their own.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use crate::group::bootstrap::Bootstrap;
 
 /// A [`Bootstrap`] over an all-gather of your own: an engine's, `torch.distributed`'s, a file system's.
 ///
-/// The function is given this rank's bytes and returns those of every rank, by rank, this one's
-/// among them. They are at most a few hundred bytes, of other lengths on other ranks and in other calls, none
-/// in a barrier; where your all-gather takes equal lengths only, gather the lengths first. It
-/// returns once all ranks have called it, and bounds its wait: an error that names the rank that
-/// was lost ([`BootstrapError::Lost`]) is passed on, any other reason fits
+/// The function takes this rank's bytes and returns those of every rank, by rank, including this one.
+/// Each rank passes at most a few hundred bytes, whose length differs between ranks and calls, and none
+/// in a barrier; if your all-gather takes equal lengths only, gather the lengths first. It
+/// returns once all ranks have called it, and bounds its wait: an error that names the
+/// lost rank ([`BootstrapError::Lost`]) is passed on; any other reason fits
 /// [`BootstrapError::Other`].
 ///
 /// The function runs in the thread that calls Ferry, one call at a time, and never after that call
@@ -23,8 +23,7 @@ use crate::group::bootstrap::Bootstrap;
 /// use ferry::bootstrap::{Bootstrap, FnBootstrap};
 ///
 /// # fn main() -> Result<(), ferry::error::BootstrapError> {
-/// // A group of one has nobody to ask.
-/// // SAFETY: the only rank's bytes are all there is to gather.
+/// // SAFETY: in a group of one, the only rank's bytes are the whole result.
 /// let mut bootstrap = unsafe { FnBootstrap::new(0, 1, |bytes| Ok(vec![bytes.to_vec()])) }?;
 /// assert_eq!(bootstrap.all_gather(&[7])?, [[7]]);
 /// # Ok(())
@@ -34,20 +33,20 @@ pub struct FnBootstrap<F> {
     rank: u32,
     ranks: u32,
     all_gather: F,
-    /// Why no call is made any more: what the first error said, and whom it named.
+    /// Reason why no call is made any more: the first error, and the rank that it named.
     failed: Option<(Option<u32>, String)>,
 }
 
 impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap<F> {
-    /// `all_gather` as this process, `rank` of `ranks`. Calls nothing. Not collective.
+    /// Wraps `all_gather`, called as rank `rank` of `ranks`. Does not call it. Not collective.
     ///
     /// # Errors
     /// [`BootstrapError::NotAmong`], [`BootstrapError::TooManyRanks`].
     ///
     /// # Safety
-    /// `rank` is that of no other process of the group, and `all_gather` is what [`Bootstrap`]
-    /// wants: it gives `Ok` only after all ranks have called theirs as often, and only with the
-    /// bytes that each gave to this very call, unchanged and by rank.
+    /// No other process of the group has this `rank`, and `all_gather` does what [`Bootstrap`]
+    /// promises: it returns `Ok` only after all ranks have called theirs as often, and only with the
+    /// bytes that each passed to this very call, unchanged and by rank.
     pub unsafe fn new(rank: u32, ranks: u32, all_gather: F) -> Result<Self, BootstrapError> {
         if rank >= ranks {
             return Err(BootstrapError::NotAmong { rank, ranks });
@@ -74,7 +73,8 @@ impl<F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send> FnBootstrap
     }
 }
 
-// SAFETY: neither number changes, and the rest is the promise of whoever called `new`.
+// SAFETY: neither number changes; that no other process has the rank, and that the function gathers all
+// ranks' bytes of the same call, is documented on `FnBootstrap::new`.
 unsafe impl<F> Bootstrap for FnBootstrap<F>
 where
     F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
@@ -87,7 +87,7 @@ where
         self.ranks
     }
 
-    /// As the function does; after an error or a panic of it, it is not called any more, and each
+    /// Calls the function; after an error or a panic of it, it is not called any more, and each
     /// call fails at once.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         match &self.failed {
@@ -96,12 +96,12 @@ where
                 return Err(BootstrapError::Lost { rank, reason });
             }
             Some((None, reason)) => {
-                let (call, reason) = ("FnBootstrap::all_gather", reason.clone());
+                let (call, reason) = ("the bootstrap's all_gather", reason.clone());
                 return Err(BootstrapError::Other { call, reason });
             }
             None => {}
         }
-        // Stays where the function does not return.
+        // Remains if the function panics.
         self.failed = Some((None, "the function panicked in an earlier call".into()));
         let gathered = self.call(bytes);
         self.failed = gathered.as_ref().err().map(|error| {
@@ -126,12 +126,12 @@ impl<F> fmt::Debug for FnBootstrap<F> {
 mod tests {
     use super::*;
 
-    /// Over a function that nobody relies on.
+    /// Bootstrap over a function for tests.
     fn over<F>(rank: u32, all_gather: F) -> Result<FnBootstrap<F>, BootstrapError>
     where
         F: FnMut(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> + Send,
     {
-        // SAFETY: no memory is shared by what it gathers.
+        // SAFETY: the tests share no memory by what it gathers.
         unsafe { FnBootstrap::new(rank, 2, all_gather) }
     }
 

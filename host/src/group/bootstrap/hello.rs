@@ -1,6 +1,6 @@
-//! What ranks say to each other as they meet.
+//! Messages that ranks exchange when they meet.
 //!
-//! A rank says hello, and rank 0 answers with a verdict. Where both have a key, a random number comes with
+//! A rank says hello, and rank 0 answers with a verdict. If both have a key, a random number comes with
 //! the hello, rank 0 answers with one of its own ([`CHALLENGE`]), the rank proves its key, and rank 0 does so
 //! with its welcome. So strangers get nothing that was made with the key.
 
@@ -8,7 +8,7 @@ use super::key::Random;
 use super::peer::{Peer, word};
 use crate::error::bootstrap::BootstrapError;
 
-/// What rank 0 answers: number of ranks, and its proof where there is a key.
+/// Answer of rank 0 with the number of ranks, and its proof if there is a key.
 pub const WELCOME: u32 = 0;
 /// Number of ranks that rank 0 expects.
 pub const WORLD_SIZE: u32 = 1;
@@ -19,18 +19,18 @@ pub const OTHER_KEY: u32 = 4;
 /// A random number of rank 0's.
 pub const CHALLENGE: u32 = 5;
 
-/// Rank, ranks, and a number that tells processes apart which call themselves the same.
+/// Bytes of the rank, the number of ranks, and a number that distinguishes processes with one rank.
 const PLAIN_BYTES: usize = 16;
 /// Longest hello: that of a rank with a key.
 pub const HELLO_BYTES: u64 = (PLAIN_BYTES + size_of::<Random>()) as u64;
 
-/// What a newcomer says.
+/// First message of a newcomer.
 #[derive(Clone, Copy)]
 pub struct Hello {
     pub rank: u32,
     pub ranks: u32,
     pub nonce: u64,
-    /// There if it has a key.
+    /// Present if it has a key.
     pub random: Option<Random>,
 }
 
@@ -42,12 +42,12 @@ impl Hello {
         bytes
     }
 
-    /// All that is said in the open, which both prove to have heard.
+    /// All that was sent in the clear, which both sides prove to have received.
     pub fn said(&self, challenge: &Random) -> Vec<u8> {
         [self.bytes(), challenge.to_vec()].concat()
     }
 
-    /// `None` where it has not come whole.
+    /// Receives a hello; `None` if it has not arrived whole.
     pub fn hear(peer: &mut Peer) -> Result<Option<Self>, BootstrapError> {
         let doing = "joining";
         let Some(message) = peer.poll(HELLO_BYTES, doing)? else {

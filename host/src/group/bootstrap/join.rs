@@ -1,4 +1,4 @@
-//! The part of the ranks that come to rank 0.
+//! The rendezvous on all ranks but rank 0.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::error::bootstrap::BootstrapError;
 const DOING: &str = "joining";
 
 impl Rendezvous<'_> {
-    /// The other ranks' part.
+    /// Meets rank 0.
     pub(super) fn join(self, rank: u32) -> Result<Peer, BootstrapError> {
         let Self {
             ranks,
@@ -31,7 +31,7 @@ impl Rendezvous<'_> {
             let mut host = self.reach()?;
             let (message, is_proved) = match self.introduce(&mut host, &hello) {
                 Ok(answer) => answer,
-                // Sent away unheard, for example because many came: once more.
+                // Sent away before the hello was read, for example because many came: try again.
                 Err(BootstrapError::Io { .. }) if limit.left().is_some() => {
                     std::thread::sleep(PAUSE);
                     continue;
@@ -63,7 +63,7 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Rank 0's verdict, and whether rank 0 has proved its key with it, which it need not without one.
+    /// Receives rank 0's verdict, and whether rank 0 has proved its key with it, or need not without one.
     fn introduce(self, host: &mut Peer, hello: &Hello) -> Result<(Message, bool), BootstrapError> {
         host.send(0, &hello.bytes(), DOING, self.limit)?;
         let message = host.receive_any(DOING, self.limit)?;
@@ -82,7 +82,7 @@ impl Rendezvous<'_> {
         Ok((message, is_proved))
     }
 
-    /// A connection to rank 0, as soon as it listens.
+    /// Connects to rank 0, as soon as it listens.
     fn reach(self) -> Result<Peer, BootstrapError> {
         let Self { address, limit, .. } = self;
         let (peer, doing) = (0, "connecting");
@@ -97,7 +97,7 @@ impl Rendezvous<'_> {
                 });
             };
             if let Ok(stream) = TcpStream::connect_timeout(&address, left)
-                // Where nobody listens, a connection can be given the address itself as its own.
+                // If nobody listens, a connection can get this address as its own, and connect to itself.
                 && stream.local_addr().is_ok_and(|own| own != address)
             {
                 return Peer::new(peer, self.ranks, address, stream);

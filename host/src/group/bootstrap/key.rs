@@ -1,19 +1,19 @@
-//! A key that the ranks of a rendezvous share, and how two of them prove it to each other.
+//! The key that the ranks of a rendezvous share, and its proofs.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::error::bootstrap::BootstrapError;
 
-/// First in all that is proved, so that a key which is also used elsewhere proves nothing there.
+/// Prefix of every proved text, so that a proof is of no use where the key also serves another purpose.
 const PURPOSE: &[u8] = b"ferry: a rank and rank 0 meet";
-/// Of an HMAC-SHA256.
+/// Bytes of an HMAC-SHA256.
 pub const PROOF_BYTES: usize = 32;
 
-/// A random number, which nobody has seen before.
+/// A random number that nobody has seen before.
 pub type Random = [u8; 32];
 
-/// A new one, of the system's.
+/// Draws a random number from the system's generator.
 pub fn random() -> Result<Random, BootstrapError> {
     let mut random = Random::default();
     getrandom::fill(&mut random).map_err(|error| BootstrapError::Other {
@@ -23,14 +23,14 @@ pub fn random() -> Result<Random, BootstrapError> {
     Ok(random)
 }
 
-/// Whose proof it is: nobody's can be sent back as one's own.
+/// Author of a proof, so that it cannot be sent back as one's own.
 #[derive(Clone, Copy)]
 pub enum Prover {
     Host = 0,
     Rank = 1,
 }
 
-/// What is computed from a key alone. It has no `Debug`.
+/// Precomputed state of a key. It has no `Debug`.
 pub struct Key(Hmac<Sha256>);
 
 impl Key {
@@ -47,12 +47,12 @@ impl Key {
         parts.iter().fold(self.0.clone(), Mac::chain_update)
     }
 
-    /// That `prover` has this key, for those who have heard what both said.
+    /// Proof that `prover` has this key, for a peer that knows the messages of both.
     pub fn proof(&self, prover: Prover, said: &[u8]) -> [u8; PROOF_BYTES] {
         self.hmac(prover, said).finalize().into_bytes().into()
     }
 
-    /// Whether `prover` has this key. Takes as long for any proof of the right length.
+    /// Whether `prover` has this key. Takes the same time for any proof of the right length.
     pub fn is_proved(&self, prover: Prover, said: &[u8], proof: &[u8]) -> bool {
         self.hmac(prover, said).verify_slice(proof).is_ok()
     }

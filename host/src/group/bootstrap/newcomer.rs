@@ -1,15 +1,15 @@
-//! Somebody who has come to rank 0, until it is known who it is.
+//! A connection to rank 0 that has not yet identified itself.
 
 use super::hello::{CHALLENGE, Hello, OTHER_KEY};
 use super::key::{Key, PROOF_BYTES, Prover, random};
 use super::peer::{HELLO_TIMEOUT, Limit, Peer};
 use crate::error::bootstrap::BootstrapError;
 
-/// Somebody who has not said yet who it is, or has still to prove its key.
+/// A connection whose rank is not known yet, or not proved yet.
 pub struct Newcomer {
     pub peer: Peer,
     pub limit: Limit,
-    /// Its hello, and all that was said since, once it was asked for a proof.
+    /// Its hello and the text to prove, once it was asked for a proof.
     asked: Option<(Hello, Vec<u8>)>,
 }
 
@@ -22,8 +22,8 @@ impl Newcomer {
         }
     }
 
-    /// Who it is, and what proves rank 0's key to it, which is nothing without one. `None` where it has not
-    /// said all. Does not wait. One whose key is another is told so.
+    /// Returns its hello, and the proof of rank 0's key for it, which is empty without a key. `None` if not
+    /// everything has arrived. Does not wait. A newcomer with another key is told so.
     pub fn hear(&mut self, key: Option<&Key>) -> Result<Option<(Hello, Vec<u8>)>, BootstrapError> {
         if self.asked.is_none() {
             let Some(hello) = Hello::hear(&mut self.peer)? else {
@@ -50,7 +50,7 @@ impl Newcomer {
         Ok(Some((*hello, key.proof(Prover::Host, said).to_vec())))
     }
 
-    /// Asks for a proof that nobody has heard before.
+    /// Asks for a proof over a fresh random number.
     fn ask(&mut self, hello: Hello) -> Result<(), BootstrapError> {
         let challenge = random()?;
         self.peer
@@ -59,7 +59,7 @@ impl Newcomer {
         Ok(())
     }
 
-    /// Tells it that the keys differ, and gives the error of it.
+    /// Tells the newcomer that the keys differ, and returns the error.
     fn refuse(&mut self, ours: bool, theirs: bool) -> BootstrapError {
         let has_key = u32::from(ours).to_le_bytes();
         if let Err(error) = self.peer.send(OTHER_KEY, &has_key, "welcome", self.limit) {

@@ -1,9 +1,9 @@
-//! A rendezvous over TCP that needs no launcher's help: rank 0 listens, the others come.
+//! A rendezvous over TCP that needs no launcher's help: rank 0 listens, the others connect.
 //!
 //! Every message is 16 bytes of header (a tag, a number, a length), little-endian, and then the
-//! payload. A call has two rounds: all ranks send to rank 0, which answers with everybody's; all
-//! confirm that they have it, and rank 0 lets all go on. Whoever finds a rank lost, or gives up,
-//! tells those whom it is connected to, in a message that may stand where any other does.
+//! payload. A call has two rounds: all ranks send to rank 0, which answers with the bytes of all; all
+//! confirm that they have them, and rank 0 lets all go on. A rank that finds another one lost, or gives up,
+//! tells those that it is connected to, in a message that may come instead of any other.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -17,26 +17,26 @@ use super::require_ranks;
 use crate::error::bootstrap::BootstrapError;
 use crate::group::bootstrap::Bootstrap;
 
-/// Newcomers that rank 0 lets be about to say who they are. Where more come, the first of them are sent away;
-/// ranks come again.
+/// Most newcomers at one time that rank 0 keeps before they have identified themselves. If more come, the
+/// first ones are sent away; ranks come again.
 const MOST_NEWCOMERS: usize = 256;
 
 /// A [`Bootstrap`] over TCP. Anybody who can connect to rank 0's address can take a rank's place: use it in
-/// networks where that is as it should be, or give all ranks a [key](Self::connect_with_key).
+/// trusted networks, or give all ranks a [key](Self::connect_with_key).
 ///
 /// A call that fails tells the other ranks why, and each later call fails at once, with
-/// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The survivors can drop it and
+/// [`BootstrapError::Lost`] or [`BootstrapError::GaveUp`]. The remaining ranks can drop it and
 /// [`connect`](Self::connect) anew, as a smaller group.
 ///
-/// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once by the
-/// call of all. Before, the others wait: for `timeout`, of which they learn only that rank 0 did
+/// Once rank 0 has called, a rank whose process ended, or that gave up, is found at once, in the same
+/// call of all ranks. Before, the others wait for `timeout`, and then learn only that rank 0 did
 /// not answer. Rank 0 waits an eighth less than the others, so if it calls no later than that after
-/// them, they hear from it who did not come.
+/// them, it tells them which rank did not come.
 ///
-/// A call succeeds on all ranks or on none, but for what happens while rank 0 sends its last 16
-/// bytes to each: where a process ends, a connection breaks, or rank 0 or those bytes are held up
-/// for an eighth of `timeout` just then, some ranks have succeeded and others fail. Whoever
-/// succeeded learns of it in its next call.
+/// A call succeeds on all ranks or on none, except for failures while rank 0 sends its last 16
+/// bytes to each: if a process ends, a connection breaks, or rank 0 or those bytes are held up
+/// for an eighth of `timeout` just then, the call may succeed on some ranks and fail on others. A rank on
+/// which it succeeded learns of the failure in its next call.
 #[derive(Debug)]
 pub struct TcpBootstrap {
     rank: u32,
@@ -46,7 +46,7 @@ pub struct TcpBootstrap {
     calls: u32,
     /// On rank 0 all others, ascending; elsewhere rank 0.
     peers: Vec<Peer>,
-    /// Why no call is made any more.
+    /// Reason why no call is made any more.
     loss: Option<Loss>,
 }
 
@@ -54,11 +54,11 @@ impl TcpBootstrap {
     /// Meets the other ranks at `address`: rank 0 listens there, the others connect, again and
     /// again until it does. Collective. `timeout` bounds this call and each of the two rounds of a
     /// later one; a call that fails may take two seconds more for each rank that it has to tell.
-    /// Who expects another number of ranks is told and sent away, and the others go on.
+    /// A process that expects another number of ranks is told so and sent away, and the others go on.
     ///
     /// # Errors
-    /// [`BootstrapError`]: on every rank if one is missing; on that rank alone if it stands there
-    /// twice or expects another number of ranks than rank 0, or if rank 0 has a key.
+    /// [`BootstrapError`]: on every rank if one is missing; on one rank alone if another process has come as
+    /// the same rank, if it expects another number of ranks than rank 0, or if rank 0 has a key.
     pub fn connect(
         rank: u32,
         ranks: u32,
@@ -68,22 +68,21 @@ impl TcpBootstrap {
         Self::meet(rank, ranks, address, timeout, None)
     }
 
-    /// Does the same as [`connect`](Self::connect), where all ranks have `key`: some bytes that
-    /// nobody else knows. 32 random ones are plenty; a word that people choose is not enough, as who
-    /// overheard a meeting can try words in peace. Collective.
+    /// Does the same as [`connect`](Self::connect), if all ranks have `key`: secret bytes. 32 random ones
+    /// suffice; a password does not, as somebody who recorded a meeting can try words offline. Collective.
     ///
-    /// Rank 0 and each other rank prove to each other that they have the key, as they meet: by an
-    /// HMAC-SHA256 over fresh random numbers of both, the rank and the number of ranks. Who cannot is
-    /// sent away and logged with its address, and the others go on. A key on one side alone is
+    /// Rank 0 and each other rank prove to each other that they have the key when they meet, by an
+    /// HMAC-SHA256 over fresh random numbers of both, the rank and the number of ranks. A process that cannot
+    /// is sent away and logged with its address, and the others go on. A key on only one side is
     /// refused on both.
     ///
-    /// This is all that a key does. Messages are neither encrypted nor authenticated one by one: who
-    /// can read the network reads them, and who can change what passes there can still take part.
+    /// A key does no more than this. Messages are neither encrypted nor authenticated one by one: whoever
+    /// can read the network reads them, and whoever can change its packets can still take part.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect), [`BootstrapError::EmptyKey`] before anything is sent, and
-    /// [`BootstrapError::OtherKey`]: on a rank whose key is not rank 0's; on rank 0 only when its
-    /// time is over and nobody else has come as that rank.
+    /// [`BootstrapError::OtherKey`]: on a rank whose key is not rank 0's; on rank 0 only after its
+    /// timeout, if no other process has come as that rank.
     pub fn connect_with_key(
         rank: u32,
         ranks: u32,
@@ -148,22 +147,22 @@ impl TcpBootstrap {
     fn exchange(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if bytes.len() as u64 > MAX_BYTES {
             return Err(BootstrapError::Other {
-                call: "TcpBootstrap::all_gather",
+                call: "the TCP bootstrap's all_gather",
                 reason: format!("{} bytes given, at most {MAX_BYTES} are sent", bytes.len()),
             });
         }
         if self.rank > 0 {
             return self.take_part(bytes);
         }
-        // Less than the others wait, so that they hear from here who did not come.
+        // Less than the others wait, so that rank 0 can tell them which rank did not come.
         let timeout = self.timeout - self.timeout / 8;
         let all = self.collect(bytes, Limit::of(timeout))?;
-        // From before any of the others can confirm, so it is over before any that confirmed gives up.
+        // Begins before any of the others can confirm, so it ends before one that confirmed gives up.
         let limit = Limit::of(timeout);
         self.send_all(&all, limit)?;
         self.collect(&[], limit)?;
         if !self.peers.is_empty() && limit.left().is_none() {
-            // Halted until now. Some may have given up, and what they say be under way.
+            // This process was halted until now. Others may have given up, and their messages be under way.
             return Err(BootstrapError::GaveUp {
                 rank: 0,
                 reason: format!("it came too late to let the others go on ({timeout:?})"),
@@ -173,7 +172,7 @@ impl TcpBootstrap {
         Ok(all)
     }
 
-    /// One call, on the ranks that are not 0.
+    /// One call, on all ranks but rank 0.
     fn take_part(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let (doing, call, limit) = ("all_gather", self.calls, Limit::of(self.timeout));
         let host = &mut self.peers[0];
@@ -182,14 +181,14 @@ impl TcpBootstrap {
             .map(|_| host.receive(call, doing, limit))
             .collect();
         let all = all?;
-        // The whole time anew: rank 0 decides in less, as it began before.
+        // The whole timeout again: rank 0 decides in less, as it began earlier.
         let limit = Limit::of(self.timeout);
         host.send(call, &[], doing, limit)?;
         host.receive(call, doing, limit)?;
         Ok(all)
     }
 
-    /// Rank 0: the same messages to everybody.
+    /// Rank 0: sends the same messages to all ranks.
     fn send_all(&mut self, messages: &[Vec<u8>], limit: Limit) -> Result<(), BootstrapError> {
         for peer in &mut self.peers {
             for bytes in messages {
@@ -199,9 +198,9 @@ impl TcpBootstrap {
         Ok(())
     }
 
-    /// Rank 0: every rank's bytes of this round. Looks at all connections, so that a lost rank is
-    /// found whoever else is late, and once more when all have come: behind its bytes, a rank may
-    /// have given up or ended.
+    /// Rank 0: collects every rank's bytes of this round. Polls all connections, so that a lost rank is
+    /// found even if another is late, and once more when all have come: a rank may
+    /// have given up or ended after it sent its bytes.
     fn collect(&mut self, bytes: &[u8], limit: Limit) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let (doing, call) = ("all_gather", self.calls);
         let mut all = vec![None; self.ranks as usize];
@@ -231,8 +230,8 @@ impl TcpBootstrap {
     }
 }
 
-// SAFETY: ranks meet once, each number is taken once, and neither number changes. A message carries the
-// number of its call, over one connection a rank, in order. Rank 0 sends all ranks' messages once all have
+// SAFETY: ranks meet once, each rank is taken once, and neither number changes. A message carries the
+// number of its call, over one connection per rank, in order. Rank 0 sends all ranks' messages once all have
 // come, and each rank's call ends after that.
 unsafe impl Bootstrap for TcpBootstrap {
     fn rank(&self) -> u32 {
@@ -259,7 +258,7 @@ unsafe impl Bootstrap for TcpBootstrap {
     }
 }
 
-/// A meeting that is being held.
+/// A meeting in progress.
 #[derive(Clone, Copy)]
 pub struct Rendezvous<'a> {
     pub ranks: u32,
@@ -272,25 +271,25 @@ pub struct Rendezvous<'a> {
 struct Present {
     peer: Peer,
     nonce: u64,
-    /// What the welcome proves to it; nothing without a key.
+    /// Proof in its welcome; empty without a key.
     proof: Vec<u8>,
 }
 
 impl Present {
-    /// Whether its connection broke, or it sent what nobody asked for.
+    /// Whether its connection broke, or it sent an unexpected message.
     fn is_gone(&mut self) -> bool {
         self.peer.poll(0, "joining").is_err()
     }
 }
 
 impl Rendezvous<'_> {
-    /// Rank 0's part: takes in everybody, then lets them go on; or tells them that it gave up.
+    /// Rank 0's part: waits for all ranks, then lets them go on; or tells them that it gave up.
     fn host(self, listener: &TcpListener) -> Result<Vec<Peer>, BootstrapError> {
         let mut present: Vec<Option<Present>> = (1..self.ranks).map(|_| None).collect();
         let gathered = self.gather(listener, &mut present);
         let mut peers = Vec::new();
         for mut here in present.into_iter().flatten() {
-            // Who is gone again is found lost by the first call, which tells all.
+            // The first call finds a rank that is gone again, and tells all.
             match gathered {
                 Ok(()) => self.answer(&mut here.peer, WELCOME, &here.proof),
                 Err(_) => self.answer(&mut here.peer, GIVEN_UP, &[]),

@@ -28,7 +28,7 @@ pub(crate) struct Ipc {
 }
 
 impl Ipc {
-    /// Opens device number `ordinal` with the options' kernels. Synchronises.
+    /// Opens device number `ordinal` with the options' kernels. Synchronizes.
     ///
     /// # Errors
     /// As [`CudaDevice::open_with`].
