@@ -1,11 +1,11 @@
-//! Dispatch and combine with experts that return what they get, in exact mode with weights of
-//! 1 / top-k: every token must come back as it was. On all GPUs of this machine with the feature
-//! `cuda`, else in the simulator.
+//! Dispatch and combine with experts that return their input, in exact mode with weights of
+//! 1 / top-k: every token must come back unchanged. On GPUs of this machine with the feature
+//! `cuda`, otherwise in the simulator.
 //!
 //! ```sh
 //! cargo run --release --package ferry-ep --example identity --features cuda -- 4 128 1024
 //! ```
-//! Arguments: ranks, tokens a rank, hidden size.
+//! Arguments: ranks, tokens per rank, hidden size.
 
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,8 @@ fn main() -> Result<(), Error> {
         println!("{}: {tokens} tokens, {wrong} wrong elements", device.name());
         assert_eq!(wrong, 0);
     }
-    ranks.into_iter().try_for_each(|rank| Ok(rank.close()?))
+    Communicator::close_all(ranks)?;
+    group.close()
 }
 
 /// Random tokens, each routed to `TOP_K` different experts.

@@ -20,18 +20,18 @@ const INNER: usize = 64;
 const TOKENS: usize = 24;
 const LAYERS: usize = 3;
 
-/// Of a token's result: `|found - reference|` over `|reference|`. FP8 moves an element by a 16th at most, and
-/// usually by less.
+/// Largest error of a token's result: `|found - reference|` over `|reference|`. FP8 moves an element by at
+/// most a 16th, and usually by less.
 const BOUND: f64 = 1.0 / 16.0;
 
-/// What a rank has beside its communicator.
+/// A rank's tokens and buffers.
 struct RankState {
     x: Vec<bf16>,
     rows: DispatchBuffers,
     sums: CombineBuffers,
 }
 
-/// Makes the ranks, runs the layers and closes all again.
+/// Makes the ranks, runs the layers and closes everything.
 pub fn main() -> Result<(), Error> {
     let group = Group::simulated(RANKS as u32, 7)?;
     let config = Config {
@@ -59,12 +59,12 @@ pub fn main() -> Result<(), Error> {
             add(&mut state.x, &y);
         }
     }
-    for (rank, state) in ranks.into_iter().zip(states) {
-        rank.close()?;
-        // SAFETY: the rank is closed, so no kernel uses its buffers.
-        unsafe { state.rows.free().and(state.sums.free())? };
+    Communicator::close_all(ranks)?;
+    for RankState { rows, sums, .. } in states {
+        // SAFETY: all ranks are closed, so no kernel uses their buffers.
+        unsafe { rows.free().and(sums.free())? };
     }
-    Ok(())
+    group.close()
 }
 
 /// Enqueues a layer on all ranks, each before any is waited for.
@@ -97,7 +97,7 @@ fn run(
     Ok(())
 }
 
-/// Waits for what was enqueued on a rank. After a fault of the input (an expert that does not exist) the
+/// Waits for the work enqueued on a rank. After a fault of the input (an expert that does not exist) the
 /// round goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
 fn wait(rank: &Communicator) -> Result<(), Error> {
     if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
@@ -106,7 +106,7 @@ fn wait(rank: &Communicator) -> Result<(), Error> {
     Ok(())
 }
 
-/// Which experts a rank's tokens go to: `[tokens, TOP_K]`.
+/// The experts of a rank's tokens: `[tokens, TOP_K]`.
 struct Route {
     ids: Vec<i32>,
     weights: Vec<f32>,
@@ -167,7 +167,7 @@ impl Layer {
             .collect()
     }
 
-    /// A token's weighted sum over the experts `id + shift`, in f64, of the token as it is.
+    /// A token's weighted sum over the experts `id + shift`, in f64, from the unrounded token.
     fn reference(&self, token: &[bf16], ids: &[i32], weights: &[f32], shift: usize) -> Vec<f64> {
         let mut sum = vec![0.0; HIDDEN];
         for (&id, &weight) in ids.iter().zip(weights) {
@@ -189,7 +189,7 @@ impl Layer {
     }
 }
 
-/// Compares each token's result with the reference, and makes sure that other experts would be noticed.
+/// Compares each token's result with the reference, and checks that other experts would be noticed.
 fn compare(layer: &Layer, x: &[bf16], y: &[bf16], route: &Route) {
     assert_eq!(x.len(), y.len());
     let mut worst = 0.0_f64;
@@ -240,7 +240,7 @@ impl Random {
         Self(0x9e37_79b9_7f4a_7c15 ^ seed as u64)
     }
 
-    /// From -1 to 1.
+    /// Next number, from -1 to 1.
     fn next(&mut self) -> f32 {
         self.0 = (self.0)
             .wrapping_mul(6_364_136_223_846_793_005)

@@ -151,7 +151,7 @@ fn a_rank_in_a_graph_of_others_is_closed_once_that_is_gone() {
             books.launch(graph, stream);
             let mut rank = refused.communicator.unwrap();
             rank.synchronize(stream).unwrap();
-            // SAFETY: the graph is launched no more.
+            // SAFETY: the graph is not launched any more.
             unsafe { rank.assume_no_foreign_graphs() };
             rank.close().unwrap();
             // Workspace, table, page, window.
@@ -170,7 +170,7 @@ fn a_launch_asks_once_whether_its_stream_is_captured() {
             let stream = alone.rank.device().stream().unwrap();
             alone.round(stream).unwrap();
             assert_eq!(books.count("books_questions"), 2);
-            // Which cannot be.
+            // An impossible combination.
             alone.round(Stream::DEFAULT).unwrap();
             assert_eq!(books.count("books_questions"), 2);
         },

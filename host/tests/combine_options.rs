@@ -9,7 +9,7 @@ fn sentence<T>(result: Result<T, Error>) -> String {
     result.err().expect("was not refused").to_string()
 }
 
-/// What a combine on a round of its own is refused with; nothing is enqueued.
+/// The error of a combine on a round of its own; nothing is enqueued.
 fn refused(config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)) -> String {
     let (mut rank, t) = alone(config);
     let memory = rank.device().alloc(256).unwrap();
@@ -119,7 +119,7 @@ fn every_option_of_a_combine_is_checked_by_name() {
         "{text}"
     );
     let text = refused(with, |input, _, _| {
-        // SAFETY: it reads nothing.
+        // SAFETY: the epilogue reads no memory.
         input.epilogue = CombineEpilogue::Own(unsafe { OwnEpilogue::new(&7_u32) }.unwrap());
     });
     assert!(
@@ -130,7 +130,7 @@ fn every_option_of_a_combine_is_checked_by_name() {
         *output = CombineOutput::Summed(Tensor::contiguous(at, DataType::F16, [1, 8]));
     });
     assert!(text.contains("`options` is false"), "{text}");
-    // SAFETY: it goes nowhere.
+    // SAFETY: the value is passed to no combine.
     let large = unsafe { OwnEpilogue::new(&[0_u64; 33]) };
     let text = sentence(large);
     assert!(

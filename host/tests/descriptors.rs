@@ -31,7 +31,7 @@ fn rank_zero(own: u8, timeout: Duration) -> (SocketAddr, Joining) {
 
 type Joining = thread::JoinHandle<Result<TcpBootstrap, BootstrapError>>;
 
-/// Not a test of its own: what the process does that [`a_rendezvous_outlasts_a_lack_of_descriptors`] starts.
+/// Not a test of its own: the process that [`a_rendezvous_outlasts_a_lack_of_descriptors`] starts.
 /// Without its variable it does nothing.
 #[test]
 fn member() {

@@ -1,4 +1,4 @@
-//! Downloads of what no dispatch wrote.
+//! Downloads of memory that no dispatch wrote.
 
 use ferry::error::TensorError;
 use ferry::*;

@@ -49,7 +49,7 @@ fn everything_else_that_needs_a_driver_says_the_same_each_time() {
     }
 }
 
-/// Such as an empty one, which is loaded with all functions, and then says that it is none.
+/// An empty library, say, which is loaded with all functions, and then says that it is no driver.
 #[test]
 fn a_driver_in_the_loaders_path_has_every_function() {
     let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();

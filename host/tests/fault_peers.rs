@@ -1,11 +1,11 @@
-//! What the table at `Fault::peer` says, of the kinds that a caller can bring about.
+//! The table at `Fault::peer`, for the kinds that a caller can cause.
 
 mod support;
 
 use ferry::*;
 use support::*;
 
-/// What rank 1 reports of a dispatch to which it brings what `change` makes of its tensors.
+/// Report of rank 1 after a dispatch with its tensors changed by `change`.
 fn fault(change: fn(&mut Tensors, &Communicator)) -> Fault {
     let config = Config {
         debug_checks: true,
@@ -104,7 +104,7 @@ fn both_assignments_of_a_duplicate_are_routed() {
     let offsets: Vec<u32> = ranks[0].device().download_tensor(&offsets).unwrap();
     // Expert 0: twice rank 1's token. Expert 1: two of rank 0's.
     assert_eq!(offsets, [0, 2, 4]);
-    // 4 * 1 + 4 * 0.25, as the experts return what they get.
+    // 4 * 1 + 4 * 0.25, as the experts return their input.
     let sums = download(&ranks[1], outputs[1].rows().at, 2 * HIDDEN);
     assert_eq!(sums, rows(&[5.0]));
     close(ranks);

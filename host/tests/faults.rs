@@ -1,4 +1,4 @@
-//! What kernels meet, and how a communicator goes on or ends.
+//! Faults in kernels, after which a communicator goes on or ends.
 
 mod support;
 
@@ -85,7 +85,7 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
     close(ranks);
 }
 
-/// An engine may know that ids are no good, and not care: rows that are lost are told all the same.
+/// An engine may ignore bad ids: lost rows are reported nevertheless.
 #[test]
 fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
     for seed in 0..20 {
@@ -107,8 +107,8 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
     }
 }
 
-/// Rank 1 has a row for each of two experts, hence two blocks of scales. Nothing is written behind
-/// the one that it has.
+/// Rank 1 receives a row for each of two experts, hence two blocks of scales. Nothing is written after
+/// the one block in its outputs.
 #[test]
 fn tiled_scales_that_are_too_small_take_the_first_blocks() {
     let hidden = 128;
@@ -151,7 +151,7 @@ fn tiled_scales_that_are_too_small_take_the_first_blocks() {
             let is_kept = both[block..] == behind;
             assert!(is_kept, "{:?} of seed {seed}", rank.rank());
         }
-        // The round stays open: nothing else is asked of it.
+        // The round stays open.
         drop(ranks);
     }
 }

@@ -1,4 +1,4 @@
-//! Rounds that are captured, where that needs no GPU.
+//! Captured rounds, as far as that needs no GPU.
 
 mod noted;
 
@@ -10,7 +10,7 @@ use noted::*;
 
 const STREAM: Stream = Stream::DEFAULT;
 
-/// Captures what `work` enqueues, as `CudaDevice::capture` does: where `work` fails, nothing is left of it.
+/// Captures the work that `work` enqueues, as `CudaDevice::capture` does: if `work` fails, nothing remains.
 fn capture(
     notes: &Notes,
     work: impl FnOnce() -> Result<(), Error>,
@@ -31,7 +31,7 @@ fn a_round_whose_capture_failed_is_ended_in_a_capture_that_is_thrown_away() {
     let (input, output) = empty_tensors(&rank);
     let experts = CombineInput::new(output.tokens);
     let sums = CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    // The experts' kernels fail behind the dispatch.
+    // The experts' kernels fail after the dispatch.
     let failed = capture(&notes, || {
         rank.dispatch(STREAM, &input, &output)?;
         Err(Error::GroupClosed)

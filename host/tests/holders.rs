@@ -1,4 +1,4 @@
-//! What holds a communicator, a group or multiprocessors, and what is refused meanwhile.
+//! Graphs and communicators that hold a communicator, a group or multiprocessors, and refusals meanwhile.
 
 mod noted;
 
@@ -111,7 +111,7 @@ fn a_closed_group_makes_no_communicator() {
 
 #[test]
 fn a_green_context_that_is_too_small_is_refused() {
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about enqueued work, and nothing here enqueues.
     let [roomy, tight] = [1, 2].map(|handle| unsafe { Stream::new(handle) });
     let notes = Arc::<Notes>::default();
     *notes.green.lock().unwrap() = vec![(roomy, 5), (tight, 4)];
@@ -125,7 +125,7 @@ fn a_green_context_that_is_too_small_is_refused() {
     let wanted = "max_sms is 5, but the stream belongs to a green context with 4 multiprocessors";
     assert!(refused.to_string().starts_with(wanted), "{refused}");
     assert_eq!(notes.take(), [""; 0]);
-    // A handle is another stream's once its own was destroyed.
+    // A handle may be another stream's after its own was destroyed.
     *notes.green.lock().unwrap() = vec![(roomy, 4)];
     round(&mut rank, tight).unwrap();
     notes.take();

@@ -1,4 +1,4 @@
-//! Processes that are killed: the others are told who was lost, and meet again without it.
+//! Processes that are killed: the others learn which rank was lost, and meet again without it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -12,13 +12,13 @@ use ferry::bootstrap::{Bootstrap, TcpBootstrap};
 /// Set for the processes that this test starts: rank and addresses.
 const MEMBER: &str = "FERRY_TEST_MEMBER";
 const RANKS: u32 = 4;
-/// Of every call. A survivor that had to wait for it would break [`BOUND`].
+/// Timeout of every call. A survivor that had to wait for it would break [`BOUND`].
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// From the kill until all survivors have met again and ended, on a machine with much to do.
+/// Longest time from the kill until all survivors have met again and ended, on a busy machine.
 const BOUND: Duration = Duration::from_secs(30);
 const KILLS: u8 = 20;
 
-/// Not a test of its own: what a process does that [`survivors_of_a_killed_process_name_it_and_meet_again`]
+/// Not a test of its own: a process that [`survivors_of_a_killed_process_name_it_and_meet_again`]
 /// starts. Without its variable it does nothing.
 #[test]
 fn member() {
@@ -36,7 +36,7 @@ fn member() {
         .unwrap();
     let lost = error.lost_rank();
     say(&format!("lost {lost:?}: {error}"));
-    // The first bootstrap is dropped: whoever has not looked by now must still learn who was lost.
+    // The first bootstrap is dropped: a rank that has not polled by now must still learn which rank was lost.
     drop(all);
     let Some(lost) = lost.filter(|&lost| lost != rank) else {
         return;
@@ -49,7 +49,7 @@ fn member() {
     say(&format!("again {ranks:?}"));
 }
 
-/// Small ones, and ones that a socket does not take at once.
+/// Small messages, and some that a socket does not take at once.
 fn payload(call: u32) -> Vec<u8> {
     vec![call as u8; if call.is_multiple_of(3) { 1 << 20 } else { 5 }]
 }

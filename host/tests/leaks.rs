@@ -1,4 +1,4 @@
-//! Whoever leaks a communicator is told, with a subscriber and without.
+//! Reports of a leaked communicator, with a subscriber and without.
 
 mod noted;
 
@@ -13,7 +13,7 @@ use tracing::{Event, Metadata, Subscriber};
 /// Set for the program that the tests start: whether it has a subscriber.
 const LEAKS: &str = "FERRY_TEST_LEAKS";
 
-/// Takes every event, and says nothing.
+/// Accepts every event silently.
 struct Silent;
 
 impl Subscriber for Silent {
@@ -47,7 +47,7 @@ fn leaking() {
     }
 }
 
-/// What such a program writes on stderr about Ferry.
+/// Lines of such a program on stderr about Ferry.
 fn stderr_of(leaks: &str) -> Vec<String> {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "leaking", "--nocapture"])

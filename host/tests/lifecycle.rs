@@ -1,4 +1,4 @@
-//! How a communicator begins and ends, over a fabric that only takes notes.
+//! The beginning and the end of a communicator, over a fabric that only takes notes.
 
 mod noted;
 
@@ -60,7 +60,7 @@ fn a_round_does_nothing_but_launch() {
     let combine = CombineInput::new(output.tokens);
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     let combined = CombineOutput::Apart(apart);
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
     let stream = unsafe { Stream::new(9) };
     rank.dispatch(stream, &input, &output).unwrap();
     rank.combine(stream, &combine, &combined).unwrap();
@@ -151,7 +151,7 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
     assert_eq!(ours, fingerprint(&Plan::new(&group, config()).unwrap()));
 }
 
-/// Of all that ranks must agree on: layout and protocol, too.
+/// Fingerprint of everything that ranks must agree on, including layout and protocol.
 fn fingerprint(plan: &Plan) -> u64 {
     Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION)
 }

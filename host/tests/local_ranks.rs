@@ -1,4 +1,4 @@
-//! One call for all ranks of a process.
+//! Calls for all ranks of a process.
 
 mod noted;
 mod support;
@@ -27,7 +27,7 @@ fn all_local() -> Arc<Notes> {
     })
 }
 
-/// What every call of a pair takes.
+/// Arguments of every call of a pair.
 struct Given {
     streams: [Stream; 2],
     inputs: [DispatchInput; 2],
@@ -40,7 +40,7 @@ fn given(ranks: &[Communicator]) -> Given {
     let (input, output) = empty_tensors(&ranks[0]);
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
     let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
     Given {
         streams,
@@ -149,7 +149,7 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
     close(ranks);
 }
 
-/// That a call was refused because of rank 1, and why.
+/// Checks that a call was refused because of rank 1, and returns the reason.
 fn of_rank_1(result: Result<(), Error>) -> Error {
     match result.err() {
         Some(Error::LocalRanks(LocalRanksError::Refused {
@@ -245,7 +245,7 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    // Rank 0 was asked before the fault came, and does not look again.
+    // Rank 0 was checked before the fault came, and is not checked again.
     *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
     ranks[1].check().unwrap_err();
     *notes.page.lock().unwrap() = FaultPage::default();
@@ -428,7 +428,7 @@ fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
     close(ranks);
 }
 
-/// Rounds in the simulator, fused and split, against numbers that were worked out by hand.
+/// Rounds in the simulator, fused and split, compared with numbers computed by hand.
 #[test]
 fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
     for (seed, split, mode) in [

@@ -91,7 +91,7 @@ fn noted_rank() -> (Arc<Notes>, Communicator, Tensors) {
     (notes, rank, tensors)
 }
 
-/// Ends the round of `rank`, whatever its point.
+/// Ends the round of `rank` from any point.
 fn finish(rank: &mut Communicator, tensors: &Tensors) {
     while let Some((name, ..)) = CALLS.iter().find(|(_, at, _)| *at == rank.round()) {
         if rank.round() == Round::Idle {

@@ -1,4 +1,4 @@
-//! Outputs of a dispatch that are in memory which something else takes.
+//! Outputs of a dispatch that overlap other tensors.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn assert_overlap<T>(result: Result<T, Error>, wanted: [&str; 2]) {
     }
 }
 
-/// Of 3 rows that are `stride` elements apart, in memory that outputs lie in from byte `at` on.
+/// Inputs of 3 rows that are `stride` elements apart, in memory that outputs occupy from byte `at` on.
 #[test]
 fn outputs_within_rows_that_overlap_each_other_are_refused() {
     let (mut rank, t) = alone_with(config(), &[TOKEN; 3]);

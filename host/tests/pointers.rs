@@ -1,4 +1,4 @@
-//! Where a rank's memory lies.
+//! Addresses of a rank's memory.
 
 mod noted;
 mod support;
@@ -11,7 +11,7 @@ use ferry::*;
 use ferry_layout::{Epoch, Tagged, Window};
 use support::{STREAM, TOKENS, close, download, two_ranks};
 
-/// The pointers of a rank of two, with ranks of `p2p_world_size` a node, and what its kernels were told.
+/// The pointers of a rank of two, with `p2p_world_size` ranks per node, and the arguments of its kernels.
 fn pointers(p2p_world_size: usize, combine: CombineMode) -> (DevicePointers, Plan, [u64; 2]) {
     let notes = Arc::default();
     let config = Config {
@@ -74,7 +74,7 @@ fn the_table_names_the_places_that_kernels_use() {
     }
 }
 
-/// The counts' shape, looked at from outside: the last one of a source is its tokens.
+/// The shape of the counts, read from outside: the last one of a source is its tokens.
 #[test]
 fn counts_are_where_the_table_says() {
     let (mut ranks, tensors) = two_ranks(3, support::config());

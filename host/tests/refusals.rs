@@ -93,7 +93,7 @@ fn too_many_tokens_are_named() {
     rank.close().unwrap();
 }
 
-/// What a combine with these arguments says, after a fresh dispatch.
+/// Error text of a combine with these arguments, after a fresh dispatch.
 fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
     let (mut rank, t) = alone(Config {
         combine: mode,
@@ -403,7 +403,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         text.starts_with("tensor tokens overlaps tensor x"),
         "{text}"
     );
-    // What was sent is read no more.
+    // The sent tokens are not read any more.
     rank.dispatch_async(STREAM, &x).unwrap();
     rank.dispatch_wait(STREAM, &t.output).unwrap();
     finish(rank, &t);

@@ -1,4 +1,4 @@
-//! Whole rounds on simulated ranks, compared with numbers worked out by hand.
+//! Whole rounds on simulated ranks, compared with numbers computed by hand.
 
 mod support;
 
@@ -87,7 +87,7 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
             .into_iter()
             .chain(weights)
         {
-            // SAFETY: the kernel that was given it has ended, and no other is.
+            // SAFETY: the kernel that was passed it has ended, and no other uses it.
             unsafe { rank.device().free(at) }.unwrap();
         }
     }
@@ -144,7 +144,7 @@ fn ranks_may_live_on_threads_of_their_own() {
         .for_each(|thread| thread.join().unwrap());
 }
 
-/// Columns of a wider matrix, as an engine's view gives them. What stands between the rows would be seen.
+/// Columns of a wider matrix, as in an engine's view. A read between the rows would be noticed.
 #[test]
 fn rows_of_x_may_have_a_stride() {
     const STRIDE: usize = 3 * HIDDEN;

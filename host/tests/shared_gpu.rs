@@ -41,7 +41,7 @@ fn limits(notes: &Notes) -> Vec<Option<u32>> {
 }
 
 fn stream(handle: u64) -> Stream {
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
     unsafe { Stream::new(handle) }
 }
 
@@ -93,7 +93,7 @@ fn communicators_that_find_no_room_on_a_gpu_are_refused_and_listed() {
     let notes = notes_on("room");
     let (group, other) = (group_of(&notes), group_of(&notes));
     let first = join_all(&group, unlimited()).unwrap();
-    // Another one of the same ranks may be ordered behind it.
+    // Another one of the same ranks may be ordered after it.
     let again = join_all(&group, unlimited()).unwrap();
     notes.take();
     let refused = join_all(&other, config()).unwrap_err();
@@ -134,7 +134,7 @@ fn where_nothing_travels_nobody_waits_and_nothing_is_refused() {
         .for_each(|rank| rank.close().unwrap());
 }
 
-/// Which rank would have come behind which, in which kernels.
+/// The two ranks and kernels of a refused call.
 fn behind(refused: &Error) -> [(u32, &'static str); 2] {
     match refused {
         Error::SharedGpu(SharedGpuError::OneStream {
@@ -246,7 +246,7 @@ fn in_a_capture_of_one_stream_the_same_holds() {
     round(&mut ranks[0], captured).unwrap();
     let refused = round(&mut ranks[1], captured).unwrap_err();
     assert_eq!(behind(&refused), [(1, "dispatch"), (0, "combine")]);
-    // What was captured did not run, so that nothing waits outside.
+    // Captured calls did not run, so nothing waits outside.
     *notes.captured.lock().unwrap() = None;
     *notes.graph.lock().unwrap() = None;
     round(&mut ranks[1], captured).unwrap();
@@ -293,7 +293,7 @@ fn making_groups() {
     }
 }
 
-/// What such a program writes on stderr about Ferry, with this value of the driver's variable.
+/// Lines of such a program on stderr about Ferry, with this value of the driver's variable.
 fn stderr_with(queues: Option<&str>) -> Vec<String> {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program

@@ -1,4 +1,4 @@
-//! What becomes of communicators that are dropped, and of several that are closed at once.
+//! Communicators that are dropped, and several that are closed together.
 
 #[path = "noted/mod.rs"]
 mod noted;
@@ -11,7 +11,7 @@ use ferry::device::FaultPage;
 use ferry::*;
 use noted::{NotedFabric, Notes, config, empty_tensors, timeout};
 
-/// What a rank of its own memory frees, and what the last one frees of all.
+/// Calls by which a rank frees its own memory, and the last one the windows.
 const OWN: [&str; 3] = ["free", "free", "drop page"];
 const WINDOWS: [&str; 2] = ["barrier", "free_windows"];
 const NOTHING: [&str; 0] = [];
@@ -34,11 +34,11 @@ fn two(config: Config) -> (Arc<Notes>, Group, [Communicator; 2]) {
 }
 
 fn stream(handle: u64) -> Stream {
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
     unsafe { Stream::new(handle) }
 }
 
-/// What happened since it was last asked, but for launches and waits.
+/// Calls since the last check, except launches and waits.
 fn freed(notes: &Notes) -> Vec<String> {
     let mut calls = notes.take();
     calls.retain(|call| !["dispatch", "combine", "synchronize", "download"].contains(&&**call));
@@ -118,9 +118,10 @@ fn a_dropped_rank_that_a_graph_of_others_has_had_is_leaked_and_its_group_stays()
             unsafe { one.assume_no_foreign_graphs() };
         }
         drop((one, two));
-        let (wanted, left) = match are_gone {
-            true => ([&OWN[..], &OWN, &WINDOWS].concat(), None),
-            false => (OWN.to_vec(), Some(1)),
+        let (wanted, left) = if are_gone {
+            ([&OWN[..], &OWN, &WINDOWS].concat(), None)
+        } else {
+            (OWN.to_vec(), Some(1))
         };
         assert_eq!(freed(&notes), wanted);
         let refused = match group.close() {
@@ -186,7 +187,7 @@ fn simulated_ranks_give_their_memory_back_and_the_group_goes_on() {
         for rank in &ranks {
             rank.synchronize(support::STREAM).unwrap();
             let pointers = rank.device_pointers();
-            // SAFETY: the simulator refuses what is not there.
+            // SAFETY: the simulator refuses freed addresses.
             let at = [pointers.counters, pointers.table[0][1]]
                 .map(|at| unsafe { DevicePtr::new(at, 8) });
             memory.push((rank.device().clone(), at));

@@ -208,6 +208,19 @@ impl Fault {
             _ => None,
         }
     }
+
+    /// Writes on which rank `peer` had given up itself, if it had.
+    fn chain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rank(peer) = self.peer;
+        match self.culprit {
+            culprit if culprit == self.peer => Ok(()),
+            culprit if culprit == self.rank => write!(
+                f,
+                "; rank {peer} had given up on this rank, which came late"
+            ),
+            culprit => write!(f, "; rank {peer} had given up on rank {}", culprit.0),
+        }
+    }
 }
 
 impl fmt::Display for Fault {
@@ -229,16 +242,7 @@ impl fmt::Display for Fault {
                     "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
                      (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
                 )?;
-                match self.culprit {
-                    culprit if culprit == self.peer => Ok(()),
-                    culprit if culprit == self.rank => {
-                        write!(
-                            f,
-                            "; rank {peer} had given up on this rank, which came late"
-                        )
-                    }
-                    culprit => write!(f, "; rank {peer} had given up on rank {}", culprit.0),
-                }
+                self.chain(f)
             }
             FaultKind::LocalTimeout => write!(
                 f,

@@ -21,7 +21,7 @@ struct Failing {
     freed: AtomicUsize,
     short: Short,
     reaches_other_nodes: bool,
-    /// A group to close when the bootstrap is next asked, and what came of it.
+    /// A group to close at the next call of the bootstrap, and the result.
     group: Mutex<Option<Group>>,
     closed: Mutex<Option<Result<(), Error>>>,
 }
@@ -79,8 +79,8 @@ impl Failing {
     }
 }
 
-// SAFETY: what it gives is the simulator's, which refuses accesses elsewhere, and no more bytes
-// than that has.
+// SAFETY: its devices and windows are the simulator's, which refuses accesses elsewhere, with no more bytes
+// than those have.
 unsafe impl Fabric for Arc<Failing> {
     fn name(&self) -> &'static str {
         "failing"

@@ -141,7 +141,7 @@ mod streams;
 /// With `GroupOptions::share_gpus` each rank takes its [part](crate::device::GpuRanks::limit) of the GPU, so
 /// that a group's kernels fit together. Other communicators of this process are checked when a communicator
 /// is made: on each GPU that ranks of a group share, the largest live communicator of every rank of this
-/// process, of whichever group, counts, and the sum is at most the GPU's multiprocessors
+/// process, in any group, counts, and the sum is at most the GPU's multiprocessors
 /// ([`SharedGpuError::NoRoom`](crate::error::SharedGpuError) lists them). Communicators of other processes
 /// are not known: two groups of the same processes, a rank each on the GPU, are not added up, and fit only if
 /// their `max_sms` make them. Two communicators of one rank may be ordered in one stream; if they overlap,

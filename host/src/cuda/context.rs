@@ -145,7 +145,7 @@ impl PrimaryContext {
     }
 
     /// Whether this process is a client of MPS: only clients can make contexts with some of a GPU's
-    /// multiprocessors, which is what the driver is asked.
+    /// multiprocessors, and the driver is asked whether this one can.
     pub(crate) fn is_mps_client(&self) -> Result<bool, Error> {
         let mut supported = 0;
         // SAFETY: `supported` is a live integer, and the device exists.

@@ -14,9 +14,10 @@ fn read(ptx: &Ptx) -> Text {
 }
 
 /// Whether kernels reach ranks of other nodes: false and, if there are such kernels, true.
-const REACHES: &[bool] = match cfg!(feature = "nvshmem") {
-    true => &[false, true],
-    false => &[false],
+const REACHES: &[bool] = if cfg!(feature = "nvshmem") {
+    &[false, true]
+} else {
+    &[false]
 };
 
 /// Every kernel without options, with and without ranks of other nodes.
@@ -61,9 +62,10 @@ fn kernels_that_load_through_rings_are_given_them() {
         for (kernel, shmem) in all() {
             // Kernels that reach other nodes load without. Some are the same with and without such peers.
             let reaches_far = kernel.entry(shmem) != kernel.entry(false);
-            let wanted = match ptx.target == Target::SM_80 || reaches_far {
-                true => 0,
-                false => kernel.pipeline_bytes(),
+            let wanted = if ptx.target == Target::SM_80 || reaches_far {
+                0
+            } else {
+                kernel.pipeline_bytes()
             };
             let given = Needs::of(&text, kernel, shmem).pipeline_bytes;
             assert_eq!(given, wanted, "{} {}", kernel.entry(shmem), ptx.target);
@@ -214,7 +216,7 @@ fn no_kernel_for_a_shape_divides_by_what_the_shape_says() {
         let text = specialised(&read(ptx), &SHAPE);
         let divides = |line: &&str| line.contains("\tdiv.u32") || line.contains("\trem.u32");
         let divisions = text.lines().filter(divides).count();
-        // Those by what is no constant. Where e4m3 is made by hand, that divides, too.
+        // Divisions by a variable remain. The conversion to e4m3 by hand divides, too.
         let most = if ptx.target == Target::SM_80 { 100 } else { 16 };
         assert!(divisions <= most, "{divisions} divisions in {}", ptx.target);
     }

@@ -1,9 +1,9 @@
-//! Captures of streams to graphs, and what the graphs hold.
+//! Captures of streams to graphs, and the communicators that the graphs hold.
 //!
 //! A launch into a stream that is captured becomes a part of the graph, whichever thread makes it. A
-//! capture may begin and end while another thread launches, so no look before the launch can tell.
-//! Each launch notes how many captures have ended, launches, and only then looks: what it needs goes
-//! to the capture that its stream is in, and to those that have ended meanwhile. No lock is held
+//! capture may begin and end while another thread launches, so a look before the launch does not suffice.
+//! Each launch notes how many captures have ended, launches, and only then looks: the capture that its
+//! stream is in holds its communicator, and so do those that have ended meanwhile. No lock is held
 //! while the driver is called: a launch may wait there for room in its queue.
 //!
 //! Captures that others began are not listed here. A launch that finds its stream in one says so.
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::device::InGraph;
 use crate::error::Error;
 
-/// Something that a graph needs.
+/// A value that a graph keeps alive.
 pub(crate) type Held = Arc<dyn Any + Send + Sync>;
 
-/// What a graph holds. A launch that was captured may add to the list after the capture has ended.
+/// Values that a graph holds. A launch that was captured may add to the list after the capture has ended.
 #[derive(Default)]
 pub(crate) struct HeldList(Mutex<Vec<Held>>);
 
@@ -31,35 +31,35 @@ impl HeldList {
     }
 }
 
-/// How many captures had ended when a launch began.
+/// Number of captures that had ended when a launch began.
 #[derive(Clone, Copy)]
 pub(crate) struct Mark(u64);
 
 /// Captures in progress, and those whose graphs live.
 pub(crate) struct Captures {
-    /// In progress. A launch in no capture looks at the two numbers alone where there are none.
+    /// Number of captures in progress. If there are none, a launch looks only at the two numbers.
     open: AtomicUsize,
     ended: AtomicU64,
     all: Mutex<Vec<Capture>>,
 }
 
 struct Capture {
-    /// The driver's, once it has told it.
+    /// The driver's number, once it is known.
     number: Option<u64>,
     state: State,
     held: Weak<HeldList>,
 }
 
-/// How far a capture is.
+/// State of a capture.
 #[derive(Clone, Copy)]
 enum State {
-    /// The driver has not told its number yet.
+    /// Its number is not known yet.
     Beginning,
-    /// In progress.
+    /// The capture is in progress, and its number is known.
     Numbered,
     /// The driver is being asked to end it.
     Ending,
-    /// Over: the capture with this number among those that ended, from 1 on.
+    /// Over. Its number among the captures that ended, from 1 on.
     Ended(u64),
 }
 
@@ -72,7 +72,7 @@ impl Captures {
         }
     }
 
-    /// Before the driver is asked to begin a capture: the list of its graph.
+    /// Returns the list of a new graph. To be called before the driver is asked to begin its capture.
     pub(crate) fn begin(&self) -> Arc<HeldList> {
         let list = Arc::<HeldList>::default();
         let mut all = self.all();
@@ -86,7 +86,7 @@ impl Captures {
         list
     }
 
-    /// The driver has begun the capture and told its number.
+    /// Notes that the driver has begun the capture with this number.
     pub(crate) fn begun(&self, list: &Arc<HeldList>, number: u64) {
         self.change(list, |capture| {
             capture.number = Some(number);
@@ -94,31 +94,31 @@ impl Captures {
         });
     }
 
-    /// Before the driver is asked to end the capture.
+    /// Notes that the driver is about to be asked to end the capture.
     pub(crate) fn ending(&self, list: &Arc<HeldList>) {
         self.change(list, |capture| capture.state = State::Ending);
     }
 
-    /// The driver has ended the capture, or has not begun it.
+    /// Notes that the driver has ended the capture, or could not begin it.
     pub(crate) fn end(&self, list: &Arc<HeldList>) {
         let mut all = self.all();
         let ended = self.ended.load(Ordering::Acquire) + 1;
         if let Some(capture) = all.iter_mut().find(|capture| capture.is(list)) {
             capture.state = State::Ended(ended);
         }
-        // In this order: who sees that no capture is open sees that one has ended.
+        // In this order: a thread that sees no open capture also sees that one has ended.
         self.ended.store(ended, Ordering::Release);
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// To be taken before a launch.
+    /// Returns the mark for `hold`. To be called before a launch.
     pub(crate) fn mark(&self) -> Mark {
         Mark(self.ended.load(Ordering::Acquire))
     }
 
-    /// After a launch: has each graph that the launch may be a part of hold `held`, and gives whether there
-    /// is one, or was. `number`: the driver's number of the capture that the stream is in by now, if
-    /// it is in one; where that cannot be told, every graph in the making holds it.
+    /// Lets each graph that a launch may be a part of hold `held`, and returns whether there
+    /// is one, or was. To be called after the launch. `number`: the driver's number of the capture that the
+    /// stream is in by now, if any; with an error, every capture in progress holds it.
     pub(crate) fn hold(
         &self,
         since: Mark,
@@ -135,7 +135,7 @@ impl Captures {
             };
         }
         let all = self.all();
-        // What cannot be told, and what no capture of ours has, may be others'. One that begins may be it.
+        // An unknown capture, or one that is not ours, may be others', or one of ours that begins.
         let is_foreign = match number {
             Ok(None) => false,
             Ok(number) => !all.iter().any(|capture| capture.number == number),
@@ -182,7 +182,7 @@ impl Capture {
 mod tests {
     use super::*;
 
-    /// How many graphs hold it.
+    /// Number of graphs that hold it.
     fn holders(held: &Held) -> usize {
         Arc::strong_count(held) - 1
     }
@@ -256,9 +256,9 @@ mod tests {
         let captures = Captures::new();
         let held: Held = Arc::new(1);
         let mark = captures.mark();
-        // The driver has begun it, and the other thread has not been told the number.
+        // The driver has begun it, and the other thread does not know the number yet.
         let list = captures.begin();
-        // So the capture may be others', too.
+        // So the capture may also be others'.
         assert_eq!(captures.hold(mark, &held, Ok(Some(7))), InGraph::Foreign);
         assert_eq!(holders(&held), 1);
         drop(list);

@@ -1,4 +1,4 @@
-//! How the host reads a fault page that a device may be writing.
+//! Reads of a fault page that a device may be writing.
 
 use std::hint;
 use std::mem::offset_of;
@@ -13,14 +13,14 @@ const COMPLETE: usize = offset_of!(FaultPage, complete) / size_of::<u64>();
 const BEGUN: usize = offset_of!(FaultPage, begun) / size_of::<u64>();
 const ACKNOWLEDGED: usize = offset_of!(FaultPage, acknowledged) / size_of::<u64>();
 
-/// Times that a page is read while it is being written: a device is done within microseconds.
+/// Most reads of a page while it is being written: a device is done within microseconds.
 const MOST_TRIES: u32 = 10_000;
 
-/// A page as it stands. If its record is still being written after many tries, the record's numbers
-/// differ, and [`FaultPage::has_news`] says that there are none yet.
+/// Reads a page. If its record is still being written after many tries, the record's numbers
+/// differ, and [`FaultPage::has_news`] is false.
 ///
 /// The device stores `begun`, the record and `complete`, with fences of system scope in between. So
-/// whoever loads `complete` first and `begun` last and finds the same number has loaded one record
+/// a reader that loads `complete` first and `begun` last and finds the same number has loaded one record
 /// in between.
 pub(crate) fn read(words: &[AtomicU64; WORDS]) -> FaultPage {
     let mut page = load(words);
@@ -43,7 +43,7 @@ fn load(words: &[AtomicU64; WORDS]) -> FaultPage {
     bytemuck::cast(loaded)
 }
 
-/// Tells the device that record `number` was told. A newer one stays news.
+/// Tells the device that record `number` was reported. A newer record is still reported.
 pub(crate) fn acknowledge(words: &[AtomicU64; WORDS], number: u64) {
     words[ACKNOWLEDGED].store(number, Ordering::Release);
 }
@@ -73,7 +73,7 @@ mod tests {
         }
     }
 
-    /// As a device does it.
+    /// Writes a record in the order of a device.
     fn write(words: &[AtomicU64; WORDS], number: u64) {
         let record: [u64; WORDS] = bytemuck::cast(FaultPage::of(&fault(number), number));
         words[BEGUN].store(number, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Kernels that a device has loaded, for a shape or for all.
+//! Loaded kernels of a device, for a shape or for all.
 
 use std::any::Any;
 use std::fmt;
@@ -9,22 +9,22 @@ use std::sync::{Mutex, PoisonError};
 #[cfg(any(feature = "cuda", test))]
 use crate::error::Error;
 
-/// Which of a device's kernels: those for every shape, or those that
-/// [`Device::kernels`](crate::Device::kernels) gave. A communicator holds its own, so that a launch looks
-/// nothing up and waits for nobody.
+/// Kernels of a device: those for every shape, or those of one call of
+/// [`Device::kernels`](crate::Device::kernels). A communicator holds its own, so that a launch
+/// needs no lookup and no lock.
 #[derive(Clone, Default)]
 pub struct LoadedKernels(Option<Arc<dyn Any + Send + Sync>>);
 
 impl LoadedKernels {
-    /// For every shape.
+    /// The kernels for every shape.
     pub const GENERAL: Self = Self(None);
 
-    /// Those that a device of yours knows by `held`.
+    /// Kernels that a device of yours identifies by `held`.
     pub fn of(held: Arc<dyn Any + Send + Sync>) -> Self {
         Self(Some(held))
     }
 
-    /// What they were made [of](Self::of); `None` for the general ones.
+    /// The value passed to [`of`](Self::of); `None` for the general kernels.
     pub fn held(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.0.as_deref()
     }
@@ -40,7 +40,7 @@ impl fmt::Debug for LoadedKernels {
     }
 }
 
-/// What was made for a key each, and is kept.
+/// Values that are made once per key and kept.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) struct Kept<K, T>(Mutex<Vec<(K, Arc<T>)>>);
 
@@ -50,7 +50,7 @@ impl<K: PartialEq, T> Kept<K, T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// What is there for `key`, made unless it is. Who asks while another's is made waits for that.
+    /// Returns the value for `key`, made unless it exists. Waits while another value is being made.
     pub(crate) fn get(
         &self,
         key: K,

@@ -1,4 +1,4 @@
-//! What Ferry asks of a device. Two implementations: CUDA (feature `cuda`) and the simulator.
+//! The trait of devices. Two implementations: CUDA (feature `cuda`) and the simulator.
 
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod captures;
@@ -27,16 +27,16 @@ pub use crate::tensor::handles::{DevicePtr, Stream};
 /// Arguments of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Args {
-    /// Of the dispatch kernels; those without options take the first part.
+    /// Arguments of the dispatch kernels; those without options take the first part.
     Dispatch(DispatchWith),
-    /// Of the combine kernels, likewise.
+    /// Arguments of the combine kernels; those without options take the first part.
     Combine(CombineWith<EpilogueWords>),
-    /// Of the fused SiLU kernel.
+    /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
 }
 
 impl Args {
-    /// The most tokens that a rank may have; none where a kernel has nothing to do with ranks.
+    /// Largest number of tokens of a rank; 0 for a kernel that has nothing to do with ranks.
     pub const fn most_tokens(&self) -> u32 {
         match self {
             Self::Dispatch(with) => with.args.common.shape.max_tokens_per_rank,
@@ -45,7 +45,7 @@ impl Args {
         }
     }
 
-    /// Whether a launch with them needs [the kernels with options](Device::kernels_with_options).
+    /// Whether a launch with these arguments needs [the kernels with options](Device::kernels_with_options).
     pub fn has_options(&self) -> bool {
         match self {
             Self::Dispatch(with) => with.has_options(),
@@ -58,73 +58,74 @@ impl Args {
 /// A kernel launch.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Which kernel.
+    /// The kernel.
     pub kernel: Kernel,
-    /// Of which kernels.
+    /// The loaded kernels that it is one of.
     pub kernels: LoadedKernels,
     /// Its arguments, by value.
     pub args: Args,
     /// Whether any peer is on another node.
     pub shmem: bool,
-    /// Most streaming multiprocessors to use; `None` for all. [`Kernel::blocks`] says how many blocks that
-    /// makes, the same number in every launch of a communicator.
+    /// Most streaming multiprocessors to use; `None` for all. [`Kernel::blocks`] computes the number of
+    /// blocks from it, the same in every launch of a communicator.
     pub max_sms: Option<u32>,
-    /// Where it is enqueued.
+    /// The stream of the launch.
     pub stream: Stream,
 }
 
 /// Whether a launch became a part of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InGraph {
-    /// Of none.
+    /// The launch is in no graph.
     No,
-    /// Of one that a device of this process makes, or perhaps: it keeps what it was given to hold.
+    /// The launch is, or may be, in a graph that a device of this process makes, which holds the
+    /// communicator.
     Held,
-    /// Of one that others make, or perhaps. Nobody here knows when that is launched.
+    /// The launch is, or may be, in a graph that others make, whose launches are not known here.
     Foreign,
 }
 
 /// A device of the group, with plain memory and streams. None of its calls is collective.
 ///
 /// # Safety
-/// Kernels work with what a device gives, and nothing checks it there. An implementation promises that
-/// - [`alloc`](Self::alloc) gives memory of this device, of as many bytes as it was asked for, that
+/// Kernels use the memory of a device unchecked. An implementation promises that
+/// - [`alloc`](Self::alloc) returns memory of this device, of at least the requested bytes, that
 ///   nothing else uses until [`free`](Self::free);
 /// - [`upload`](Self::upload), [`download`](Self::download) and [`fill`](Self::fill) are over when
-///   they return, and touch no bytes but those that they were given;
+///   they return, and touch no bytes but those of their arguments;
 /// - [`as_any`](Self::as_any) returns the device itself, or nothing;
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
-/// - [`synchronize`](Self::synchronize) gives `Ok` only after what was enqueued on the stream has ended;
-/// - [`kernels`](Self::kernels) gives kernels of this device, and no others than for that shape or for all;
-///   so does [`kernels_with_options`](Self::kernels_with_options), of those that take options;
-/// - its kernels stay loaded for as long as something that was enqueued, or a graph of it, may run them, also
-///   when the device is dropped;
-/// - no graph launches what was given to [`launch_held`](Self::launch_held) and has let go of what that
-///   was to hold, unless that gave [`InGraph::Foreign`];
-/// - [`fault_page`](Self::fault_page) gives a page that this device may write.
+/// - [`synchronize`](Self::synchronize) returns `Ok` only after all work enqueued on the stream has ended;
+/// - [`kernels`](Self::kernels) returns kernels of this device, for that shape or for all;
+///   so does [`kernels_with_options`](Self::kernels_with_options), with options;
+/// - its kernels stay loaded for as long as an enqueued launch or a graph may run them, also
+///   after the device is dropped;
+/// - a graph with a launch of [`launch_held`](Self::launch_held) keeps the value that it was to hold as long
+///   as the graph can be launched, unless that call returned [`InGraph::Foreign`];
+/// - [`fault_page`](Self::fault_page) returns a page that this device may write.
 pub unsafe trait Device: Send + Sync {
-    /// For people: "NVIDIA H200 (cuda:0)".
+    /// Name of the device in messages: "NVIDIA H200 (cuda:0)".
     fn name(&self) -> String;
-    /// Allocates `bytes` of device memory, not cleared. Synchronizes: where ranks share a GPU, perhaps with
-    /// kernels of other ranks, see [`free`](Self::free).
+    /// Allocates `bytes` bytes of device memory, not cleared. Synchronizes: if ranks share a GPU, perhaps
+    /// with kernels of other ranks, see [`free`](Self::free).
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
-    /// Frees what [`alloc`](Self::alloc) gave. Synchronizes: where ranks share a GPU, also with kernels of
+    /// Frees memory of [`alloc`](Self::alloc). Synchronizes: if ranks share a GPU, also with kernels of
     /// other ranks, which may wait for a launch that this thread has yet to make, until their deadline. So
     /// free between rounds.
     ///
     /// # Safety
-    /// This device's `alloc` gave `at`, and nothing uses it any more: no kernel that is enqueued,
+    /// This device's `alloc` returned `at`, and nothing uses it any more: no enqueued kernel,
     /// no graph that will be launched, no copy of `at`.
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error>;
     /// Copies to the device; more bytes than `to` has are refused, here and below
     /// ([`Error::MemoryTooShort`]). Synchronizes.
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error>;
-    /// Copies from the device. Synchronizes, but not with other streams than its own: call
-    /// [`synchronize`](Self::synchronize) on theirs first.
+    /// Copies from the device. Synchronizes, but only with the device's own stream: call
+    /// [`synchronize`](Self::synchronize) on the streams of the writers first.
     fn download(&self, from: DevicePtr, bytes: &mut [u8]) -> Result<(), Error>;
     /// Sets `bytes` bytes to `value`. Synchronizes.
     fn fill(&self, at: DevicePtr, value: u8, bytes: u64) -> Result<(), Error>;
-    /// The device itself, for those who know its type: streams and memory of other libraries are checked
+    /// The device itself, to be downcast: streams and memory of other libraries are checked
     /// against a `CudaDevice`.
     fn as_any(&self) -> Option<&dyn Any> {
         None
@@ -133,30 +134,30 @@ pub unsafe trait Device: Send + Sync {
     fn stream(&self) -> Result<Stream, Error>;
     /// Waits for everything enqueued on `stream`.
     fn synchronize(&self, stream: Stream) -> Result<(), Error>;
-    /// Kernels for `shape` alone, compiled unless they are there; the general ones where the device makes
+    /// Kernels for `shape` alone, compiled unless they exist; the general ones if the device makes
     /// no others. Synchronizes.
     fn kernels(&self, shape: &Shape) -> Result<LoadedKernels, Error> {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
-    /// Kernels that take options, compiled unless they are there: for `shape` alone, or for all. Where a
-    /// device has one set of kernels for everything, that. Synchronizes.
+    /// Kernels with options, compiled unless they exist: for `shape` alone, or for all. The general ones if
+    /// the device has one set of kernels for everything. Synchronizes.
     fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
-    /// Bytes of the epilogue that combines with options take, rounded up to 8; `None`: Ferry's own steps.
+    /// Bytes of the user's epilogue in combines with options, rounded up to 8; `None` for Ferry's steps.
     fn epilogue_bytes(&self) -> Option<usize> {
         None
     }
-    /// Multiprocessors that kernels on `stream` are kept to, where these are not all of the device:
-    /// those of a green context. May be called while the stream is captured. Does not synchronize.
+    /// Number of multiprocessors that kernels on `stream` are limited to by a green context; `None` for all
+    /// of the device. May be called while the stream is captured. Does not synchronize.
     fn stream_multiprocessors(&self, stream: Stream) -> Option<u32> {
         let _ = stream;
         None
     }
-    /// The number of the capture to a graph that `stream` is in, if it is in one, which no other capture of
-    /// the process has. Asked of devices that ranks share, before each launch. Does not synchronize.
+    /// Unique number in this process of the capture that `stream` is in, if any. Called before each launch on
+    /// devices that ranks share. Does not synchronize.
     fn capture(&self, stream: Stream) -> Option<u64> {
         let _ = stream;
         None
@@ -165,14 +166,14 @@ pub unsafe trait Device: Send + Sync {
     ///
     /// # Safety
     /// The addresses in `launch.args` are memory of the sizes that the other arguments imply, as with
-    /// [`DevicePtr::new`], that of the fault page is what [`fault_page`](Self::fault_page) gave,
-    /// and `launch.kernels` are what [`kernels`](Self::kernels) of this device gave for the shape
-    /// in them, or the general ones; where [`Args::has_options`], what
-    /// [`kernels_with_options`](Self::kernels_with_options) gave.
+    /// [`DevicePtr::new`], that of the fault page comes from [`fault_page`](Self::fault_page),
+    /// and `launch.kernels` come from [`kernels`](Self::kernels) of this device for the shape
+    /// in the arguments, or are the general ones; with [`Args::has_options`] they come from
+    /// [`kernels_with_options`](Self::kernels_with_options).
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
-    /// [`launch`](Self::launch) of a communicator. Where the launch becomes a part of a graph, because
-    /// the stream is captured by a device of this process, the graph keeps `held` for as long as there is
-    /// the graph. After an error none does.
+    /// [`launch`](Self::launch) of a communicator. If the launch becomes a part of a graph, because
+    /// a device of this process captures the stream, the graph keeps `held` for as long as it exists.
+    /// After an error no graph does.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -182,7 +183,7 @@ pub unsafe trait Device: Send + Sync {
         held: &Arc<dyn Any + Send + Sync>,
     ) -> Result<InGraph, Error> {
         let _ = held;
-        // SAFETY: the caller's promise.
+        // SAFETY: the rules of `launch_held` are those of `launch`.
         unsafe { self.launch(launch) }?;
         Ok(InGraph::No)
     }
@@ -193,10 +194,10 @@ pub unsafe trait Device: Send + Sync {
 /// Typed copies. Not collective.
 impl dyn Device + '_ {
     /// Allocates a tensor without gaps, as [`alloc`](Device::alloc) does, and copies `values` into it.
-    /// Synchronizes.
+    /// [`free`](Device::free) of its [`at`](Tensor::at) frees it. Synchronizes.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if `values` are not as many as `dims` say; what the device reports.
+    /// [`Error::Tensor`] if the number of `values` is not that of `dims`; errors of the device.
     pub fn upload_tensor<T: TensorElement, const N: usize>(
         &self,
         dims: [usize; N],
@@ -214,8 +215,8 @@ impl dyn Device + '_ {
         let bytes = bytemuck::cast_slice(values);
         let at = self.alloc(bytes.len() as u64)?;
         if let Err(refused) = self.upload(at, bytes) {
-            // SAFETY: `alloc` gave the memory a moment ago, and its address went nowhere but to the upload,
-            // which is over.
+            // SAFETY: `alloc` returned the memory above, and only the upload, which is over, has used its
+            // address.
             if let Err(error) = unsafe { self.free(at) } {
                 tracing::warn!(%error, "cannot free a tensor that was not uploaded");
             }
@@ -224,13 +225,14 @@ impl dyn Device + '_ {
         Ok(Tensor { at, ..tensor })
     }
 
-    /// Copies the elements of a tensor without gaps from the device: into `T` that its
-    /// [`data_type`](Tensor::data_type) [takes](DataType::takes), or into `u8`, which gives the bytes of any
-    /// tensor. Synchronizes as [`download`](Device::download) does.
+    /// Copies the elements of a tensor without gaps from the device: as `T` that its
+    /// [`data_type`](Tensor::data_type) [takes](DataType::takes), or as `u8`, which returns the bytes of any
+    /// tensor. Synchronizes as [`download`](Device::download) does: synchronize with the streams of its
+    /// writers first.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if it has gaps or its elements are no `T`; [`Error::MemoryTooShort`] if the memory
-    /// from its address on is shorter; what the device reports.
+    /// [`Error::Tensor`] if it has gaps or its elements are not `T`; [`Error::MemoryTooShort`] if the memory
+    /// from its address on is shorter; errors of the device.
     pub fn download_tensor<T: TensorElement, const N: usize>(
         &self,
         tensor: &Tensor<N>,
@@ -238,7 +240,7 @@ impl dyn Device + '_ {
         self.download_named("tensor", tensor)
     }
 
-    /// The same, of a tensor of this name.
+    /// [`download_tensor`](Self::download_tensor) with the tensor's name in errors.
     pub(crate) fn download_named<T: TensorElement, const N: usize>(
         &self,
         name: &'static str,
@@ -273,17 +275,17 @@ impl dyn Device + '_ {
     }
 }
 
-/// A [`FaultPage`] that the device writes and the host reads without asking the device.
+/// A [`FaultPage`] that the device writes and the host reads without synchronizing with the device.
 ///
 /// # Safety
 /// At [`address`](Self::address), which stays the same, is a [`FaultPage`] that the kernels of the
-/// device that gave the value may read and write until the value is dropped, and that the host
+/// device that returned the value may read and write until the value is dropped, and that the host
 /// accesses only in ways that allow for that.
 pub unsafe trait SharedPage: Send + Sync {
-    /// Where the device writes it.
+    /// Address of the page on the device.
     fn address(&self) -> u64;
-    /// What stands there now: one record, or two numbers that differ while one is being written.
+    /// Returns the current contents: one record, or two numbers that differ while one is being written.
     fn read(&self) -> FaultPage;
-    /// Tells the device that record `number` was told, so that an input fault of a later round is recorded.
+    /// Tells the device that record `number` was reported, so that later input faults are recorded.
     fn acknowledge(&self, number: u64);
 }

@@ -1,10 +1,9 @@
-//! The calls of NVSHMEM that wait for every rank, each behind a wait that ends.
+//! The calls of NVSHMEM that wait for every rank, each after a wait that ends.
 //!
-//! Nothing bounds a wait inside NVSHMEM: where a rank is gone, such a call never returns to the
+//! Nothing bounds a wait inside NVSHMEM: if a rank is gone, such a call never returns on the
 //! others. So all ranks first tell each other through the bootstrap that they are about to make it,
-//! and none makes it where that fails. What stays is a rank that is lost between the two, or just
-//! when the bootstrap lets all go on ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) says what can happen
-//! then).
+//! and none makes it if that fails. The remaining risk is a rank that is lost between the two, or just
+//! when the bootstrap lets all go on ([`TcpBootstrap`](crate::bootstrap::TcpBootstrap) documents that case).
 
 use crate::error::Error;
 use crate::error::bootstrap::BootstrapError;
@@ -13,10 +12,10 @@ use crate::group::bootstrap::Bootstrap;
 use crate::tensor::handles::DevicePtr;
 use ferry_layout::Rank;
 
-/// What NVSHMEM is asked for.
+/// The calls of NVSHMEM.
 #[cfg(any(feature = "nvshmem", test))]
 pub(crate) trait Calls {
-    /// What is held during a call.
+    /// Guard that is held during a call.
     type Entered;
 
     /// Makes this rank's device the current one. Not collective.
@@ -31,11 +30,10 @@ pub(crate) trait Calls {
     /// `nvshmem_free`. Collective, without bounds.
     ///
     /// # Safety
-    /// As [`malloc`](Self::malloc), which gave the window; nothing uses it any more.
+    /// As [`malloc`](Self::malloc), which returned the window; nothing uses it any more.
     unsafe fn free(&self, window: DevicePtr);
 
-    /// Leaves the job, after it has unregistered the kernels if they are `registered`. Collective, without
-    /// bounds.
+    /// Unregisters the kernels if they are `registered`, and leaves the job. Collective, without bounds.
     ///
     /// # Safety
     /// As [`malloc`](Self::malloc), once; nothing uses windows any more.
@@ -72,8 +70,8 @@ impl<C: Calls> Job<C> {
         // SAFETY: the job is open, `&mut self` is the only way to it, and the device is entered.
         let window = unsafe { self.calls.malloc(bytes) }
             .ok_or(crate::error::NvshmemError::Heap { bytes }.into());
-        // The heap is symmetric: it is exhausted on all ranks or on none. Should they disagree
-        // all the same, the memory is leaked, because giving it back waits for every rank.
+        // The heap is symmetric: it is exhausted on all ranks or on none. If they disagree
+        // nevertheless, the memory is leaked, because freeing it waits for every rank.
         let is_there = window.is_ok();
         let agreed = agree(&mut *self.bootstrap, "allocating windows", window, |_| {
             Vec::new()
@@ -86,10 +84,10 @@ impl<C: Calls> Job<C> {
         Ok(window)
     }
 
-    /// Frees windows, or leaks them where a rank does not take part. Collective.
+    /// Frees windows, or leaks them if a rank does not take part. Collective.
     ///
     /// # Safety
-    /// [`alloc`](Self::alloc) gave them, and nothing uses them any more.
+    /// [`alloc`](Self::alloc) returned them, and nothing uses them any more.
     pub(crate) unsafe fn free(&mut self, windows: &[DevicePtr]) -> Result<(), Error> {
         let _entered = self.all_at("freeing windows").inspect_err(|error| {
             tracing::warn!(
@@ -100,13 +98,13 @@ impl<C: Calls> Job<C> {
         })?;
         for &window in windows {
             // SAFETY: the job is open, `&mut self` is the only way to it, and the device is entered;
-            // the caller says the rest.
+            // `alloc` returned the window and nothing uses it (documented on this function).
             unsafe { self.calls.free(window) };
         }
         Ok(())
     }
 
-    /// Leaves the job, once; where a rank does not take part, this process stays in it until it ends.
+    /// Leaves the job, once; if a rank does not take part, this process stays in it until it ends.
     /// Collective.
     ///
     /// # Safety
@@ -121,7 +119,7 @@ impl<C: Calls> Job<C> {
             tracing::warn!(%error, "the NVSHMEM job is not left: leaving waits for every rank");
         })?;
         // SAFETY: the job was open until now, `&mut self` is the only way to it, and the device is
-        // entered; the caller says the rest.
+        // entered; nothing uses windows any more (documented on this function).
         unsafe { self.calls.leave(registered) }
     }
 
@@ -136,11 +134,11 @@ impl<C: Calls> Job<C> {
     }
 }
 
-/// First byte of a rank that came out of a step well; the step's name and a zero follow.
+/// First byte of a rank whose step succeeded; the step's name and a zero follow.
 const WELL: u8 = 1;
 
-/// Tells all ranks whether this one came out of `step` well, with a few bytes if it did, and
-/// gives every rank's bytes. Collective.
+/// Tells all ranks whether `step` succeeded on this one, with a few bytes if it did, and
+/// returns every rank's bytes. Collective.
 pub(crate) fn agree<T>(
     bootstrap: &mut dyn Bootstrap,
     step: &'static str,
@@ -153,7 +151,7 @@ pub(crate) fn agree<T>(
         Err(_) => vec![0],
     };
     let gathered = gather(bootstrap, &message);
-    // This rank's own error says more than that of telling it.
+    // This rank's own error says more than that of the exchange.
     let value = result?;
     let mut attached = Vec::new();
     for (rank, message) in (0..).map(Rank).zip(gathered?) {
@@ -167,17 +165,18 @@ pub(crate) fn agree<T>(
 }
 
 /// The error of a rank whose message is not one of `step`: ranks that do not make the same calls would wait
-/// for each other in different ones.
+/// for each other in different calls.
 fn elsewhere(rank: Rank, step: &'static str, message: &[u8]) -> Error {
     let name = message.strip_prefix(&[WELL]).unwrap_or_default();
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let is_text = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
-    let theirs = match !name.is_empty() && name.iter().all(is_text) {
-        true => format!(" ({})", String::from_utf8_lossy(name)),
-        false => String::new(),
+    let theirs = if !name.is_empty() && name.iter().all(is_text) {
+        format!(" ({})", String::from_utf8_lossy(name))
+    } else {
+        String::new()
     };
     Error::Bootstrap(BootstrapError::Other {
-        call: "Bootstrap::all_gather",
+        call: "the bootstrap's all_gather",
         reason: format!(
             "rank {} is at another step{theirs} than this one ({step}); do all make the same calls?",
             rank.0
@@ -185,7 +184,7 @@ fn elsewhere(rank: Rank, step: &'static str, message: &[u8]) -> Error {
     })
 }
 
-/// Every rank's `value`, by rank. Collective.
+/// Returns every rank's `value`, by rank. Collective.
 pub(crate) fn gather_numbers(bootstrap: &mut dyn Bootstrap, value: u64) -> Result<Vec<u64>, Error> {
     let all = gather(bootstrap, &value.to_le_bytes())?;
     let number = |(rank, bytes): (usize, Vec<u8>)| {
@@ -196,7 +195,7 @@ pub(crate) fn gather_numbers(bootstrap: &mut dyn Bootstrap, value: u64) -> Resul
     all.into_iter().enumerate().map(number).collect()
 }
 
-/// Every rank's `bytes`, of exactly as many as there are. Collective.
+/// Returns the `bytes` of every rank, which must be as many as there are ranks. Collective.
 fn gather(bootstrap: &mut dyn Bootstrap, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let all = bootstrap.all_gather(bytes)?;
     let (given, ranks) = (all.len(), bootstrap.ranks());
@@ -206,10 +205,10 @@ fn gather(bootstrap: &mut dyn Bootstrap, bytes: &[u8]) -> Result<Vec<Vec<u8>>, E
     Ok(all)
 }
 
-/// The error of a message that is not as long as all ranks' are.
+/// The error of a message that does not have the length of all ranks' messages.
 pub(crate) fn wrong_length(rank: usize, found: usize, wanted: usize) -> Error {
     Error::Bootstrap(BootstrapError::Other {
-        call: "Bootstrap::all_gather",
+        call: "the bootstrap's all_gather",
         reason: format!(
             "rank {rank} sent {found} bytes, not {wanted}; do all make the same calls?"
         ),
@@ -222,16 +221,16 @@ mod tests {
 
     use super::*;
 
-    /// A bootstrap of rank 0, whose other ranks say what this one says, but for those that fail.
+    /// A bootstrap of rank 0, whose other ranks send the same as this one, except those that fail.
     #[derive(Clone, Default)]
     struct Others {
         /// Calls until rank 1 is lost; `None` for never.
         left: Arc<Mutex<Option<u32>>>,
-        /// What rank 1 says instead.
+        /// Bytes of rank 1 instead.
         instead: Option<Vec<u8>>,
     }
 
-    // SAFETY: no memory is shared by what it gathers.
+    // SAFETY: the tests share no memory by what it gathers.
     unsafe impl Bootstrap for Others {
         fn rank(&self) -> u32 {
             0
@@ -308,7 +307,7 @@ mod tests {
     fn where_all_take_part_each_call_is_made_once() {
         let (mut job, noted) = job(None);
         let window = job.alloc(8).unwrap();
-        // SAFETY: it came from `alloc`, and nothing uses it.
+        // SAFETY: `alloc` returned it, and nothing uses it.
         unsafe { job.free(&[window]) }.unwrap();
         // SAFETY: nothing uses windows.
         unsafe { job.leave(true) }.unwrap();

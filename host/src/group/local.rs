@@ -29,7 +29,7 @@ impl LocalFabric {
     ///
     /// # Errors
     /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoPeerAccess`] for the first
-    /// two that cannot, and those of [`CudaDevice::open`].
+    /// two without access, and those of [`CudaDevice::open`].
     pub(crate) fn new(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
         require_devices(devices, options.share_gpus)?;
         let mut opened: Vec<Arc<CudaDevice>> = Vec::new();
@@ -61,7 +61,7 @@ impl LocalFabric {
         Ok(Self { devices, gpus })
     }
 
-    /// The device of `rank`, with what only CUDA has: graphs and events.
+    /// The CUDA device of `rank`, for graphs and events.
     ///
     /// # Errors
     /// [`Error::NotLocal`].
@@ -76,7 +76,7 @@ impl LocalFabric {
     }
 }
 
-/// Refuses no devices, and one that is listed twice where GPUs are not to be shared.
+/// Refuses an empty list, and a device that is listed twice unless GPUs are shared.
 fn require_devices(devices: &[usize], share_gpus: bool) -> Result<(), Error> {
     if devices.is_empty() {
         return Err(Error::RankCount { ranks: 0 });
@@ -116,8 +116,8 @@ fn enable_access(from: &CudaDevice, to: &CudaDevice) -> Result<(), Error> {
     })
 }
 
-// SAFETY: each window is memory of its rank's device, in the size asked for, and every two devices
-// have access to each other's memory, at the same addresses. No other nodes are said to be reached,
+// SAFETY: each window is memory of its rank's device, in the requested size, and every two devices
+// have access to each other's memory, at the same addresses. `reaches_other_nodes` is false,
 // and no rank is in another process.
 unsafe impl Fabric for LocalFabric {
     fn name(&self) -> &'static str {
@@ -162,8 +162,8 @@ unsafe impl Fabric for LocalFabric {
             match device.alloc(bytes) {
                 Ok(window) => windows.push(window),
                 Err(error) => {
-                    // The first error says more than one of giving back.
-                    // SAFETY: they were allocated a moment ago, and nobody knows them.
+                    // The first error says more than one of freeing.
+                    // SAFETY: they were allocated above, and nobody else has their addresses.
                     let _ = unsafe { self.free_windows(&windows) };
                     return Err(error);
                 }
@@ -194,7 +194,8 @@ unsafe impl Fabric for LocalFabric {
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
         let mut result = Ok(());
         for (device, &window) in self.devices.iter().zip(windows) {
-            // SAFETY: `alloc_windows` got it from this device; that nobody uses it is the caller's promise.
+            // SAFETY: `alloc_windows` got it from this device, and no kernel uses it any more: documented on
+            // `Fabric::free_windows`.
             result = result.and(unsafe { device.free(window) });
         }
         result

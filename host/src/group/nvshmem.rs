@@ -1,4 +1,4 @@
-//! One process a GPU, over NVLink inside a node and NVSHMEM between nodes.
+//! One process per GPU, over NVLink inside a node and NVSHMEM between nodes.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use crate::tensor::handles::DevicePtr;
 /// other ranks. A process is in one job at a time.
 ///
 /// Windows come from NVSHMEM's symmetric heap. By default that grows as needed, up to the
-/// variable `NVSHMEM_MAX_MEMORY_PER_GPU`; with `NVSHMEM_DISABLE_CUDA_VMM=1`, and where the driver
+/// variable `NVSHMEM_MAX_MEMORY_PER_GPU`; with `NVSHMEM_DISABLE_CUDA_VMM=1`, and if the driver
 /// cannot map memory later, it has `NVSHMEM_SYMMETRIC_SIZE` bytes, 1 GiB unless set. NVSHMEM
 /// reads these by itself; Ferry does not.
 pub struct NvshmemFabric {
@@ -39,7 +39,7 @@ pub struct NvshmemFabric {
     job: Mutex<Job<Joined>>,
 }
 
-/// What NVSHMEM was joined with.
+/// The device and the library that joined NVSHMEM.
 struct Joined {
     device: Arc<CudaDevice>,
     library: HostLibrary,
@@ -58,15 +58,17 @@ impl Calls for Joined {
     }
 
     unsafe fn malloc(&self, bytes: u64) -> Option<DevicePtr> {
-        // SAFETY: the caller says that the job is open and this thread's, and the device current.
+        // SAFETY: this process is in the job, no other thread calls NVSHMEM, and the device is entered:
+        // documented on `Calls::malloc`.
         let at = unsafe { self.library.functions().nvshmem_malloc(bytes as usize) };
-        // SAFETY: NVSHMEM gave so many bytes, which are kept until `free`.
+        // SAFETY: NVSHMEM allocated `bytes` bytes, which stay until `free`.
         (!at.is_null()).then(|| unsafe { DevicePtr::new(at.addr() as u64, bytes) })
     }
 
     unsafe fn free(&self, window: DevicePtr) {
         let at = ptr::without_provenance_mut::<c_void>(window.address() as usize);
-        // SAFETY: as in `malloc`, which gave the window, as the caller says.
+        // SAFETY: as in `malloc`, which returned the window; nothing uses it any more: documented on
+        // `Calls::free`.
         unsafe { self.library.functions().nvshmem_free(at) };
     }
 
@@ -86,20 +88,20 @@ impl Calls for Joined {
                 result = result.and(unregistered.map_err(refused));
             }
         }
-        // SAFETY: this process joined the job and leaves it once, and nothing uses windows any more, as the
-        // caller says.
+        // SAFETY: this process joined the job and leaves it once, and nothing uses windows any more:
+        // documented on `Calls::leave`.
         unsafe { self.library.finalize() };
         result
     }
 }
 
 impl NvshmemFabric {
-    /// Opens the device with the group's kernels, loads the NVSHMEM host library (where the options say, or
-    /// where the loader finds `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`. A
-    /// rank that cannot makes all fail. Collective. Synchronizes.
+    /// Opens the device with the group's kernels, loads the NVSHMEM host library (from the path in the
+    /// options, or the loader's `libnvshmem_host.so.3`), and joins the job of all the ranks of `bootstrap`.
+    /// If one rank cannot, all fail. Collective. Synchronizes.
     ///
     /// # Errors
-    /// [`Error::PeerFailed`] where another rank's error says why; [`Error::Bootstrap`],
+    /// [`Error::PeerFailed`] if another rank's error says why; [`Error::Bootstrap`],
     /// [`Error::GpuShared`], [`Error::LibraryMissing`], [`Error::Nvshmem`],
     /// [`Error::Kernels`] for kernels that were built without NVSHMEM, and those of [`CudaDevice::open`].
     pub fn new(
@@ -127,7 +129,7 @@ impl NvshmemFabric {
 
         let joined = join(&device, &library, &id, rank, ranks);
         let step = "joining the NVSHMEM job";
-        // A rank that is in stays in where another one is not: leaving would wait for that.
+        // A rank that has joined stays in the job if another one has not: leaving would wait for that one.
         agree(&mut *bootstrap, step, joined, |()| Vec::new())?;
         let ready = get_ready(&device, &library, rank, ranks);
         let registered = ready.is_ok();
@@ -156,7 +158,7 @@ impl NvshmemFabric {
         Ok(fabric)
     }
 
-    /// This process's device, with what only CUDA has: graphs and events.
+    /// This process's CUDA device, for graphs and events.
     ///
     /// # Errors
     /// [`Error::NotLocal`] for the other ranks.
@@ -181,7 +183,7 @@ impl NvshmemFabric {
         }
         let own = ptr::without_provenance::<c_void>(window.address() as usize);
         let functions = job.calls.library.functions();
-        // SAFETY: the job is open, and NVSHMEM gives null for an address that is not symmetric.
+        // SAFETY: the job is open, and NVSHMEM returns null for an address that is not symmetric.
         let at = unsafe { functions.nvshmem_ptr(own, pe_number(peer.0)?) };
         if at.is_null() {
             return Err(NvshmemError::NotMapped {
@@ -190,14 +192,14 @@ impl NvshmemFabric {
             }
             .into());
         }
-        // SAFETY: NVSHMEM maps the peer's window here, which is as long as the own one.
+        // SAFETY: NVSHMEM maps the peer's window at this address, with the length of the own one.
         Ok(unsafe { DevicePtr::new(at.addr() as u64, window.bytes()) })
     }
 }
 
-// SAFETY: windows come from NVSHMEM's symmetric heap on this rank's device, in the size asked for,
+// SAFETY: windows come from NVSHMEM's symmetric heap on this rank's device, in the requested size,
 // and NVSHMEM maps those of peers; they stay until they are freed or the job is left. The job's
-// ranks have the bootstrap's numbers, and the module of the kernels is known to NVSHMEM. The
+// ranks have the bootstrap's numbers, and the module of the kernels is registered with NVSHMEM. The
 // bootstrap's collectives are `all_gather` and `barrier`.
 unsafe impl Fabric for NvshmemFabric {
     fn name(&self) -> &'static str {
@@ -288,13 +290,14 @@ unsafe impl Fabric for NvshmemFabric {
     }
 
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `alloc_windows` returned them and no kernel uses them: documented on
+        // `Fabric::free_windows`.
         unsafe { self.lock().free(windows) }
     }
 
     unsafe fn close(&self) -> Result<(), Error> {
-        // SAFETY: the caller's promise: no communicator is open, so that nothing uses windows any
-        // more. `leave` waits for kernels that dropped communicators left behind.
+        // SAFETY: no communicator is open (documented on `Fabric::close`), so nothing uses windows any
+        // more. `leave` waits for kernels of dropped communicators.
         unsafe { self.lock().leave(true) }
     }
 }
@@ -308,13 +311,13 @@ impl Drop for NvshmemFabric {
                 "an NVSHMEM group was dropped without close"
             );
             leak::tell(
-                "an NVSHMEM group was dropped without close, and stays joined; call Group::close",
+                "an NVSHMEM group was dropped without close, and stays joined; close it instead",
             );
         }
     }
 }
 
-/// What a rank can do by itself.
+/// Results of the steps that a rank takes by itself.
 struct Prepared {
     device: Arc<CudaDevice>,
     gpu: Gpu,
@@ -345,7 +348,7 @@ fn prepare(rank: u32, device: usize, options: &GroupOptions) -> Result<Prepared,
     })
 }
 
-/// Rank 0's name for the job, and the ranks' GPUs, if every rank has one of its own, or shares one under MPS.
+/// Rank 0's name for the job, and the ranks' GPUs, if every rank has its own, or shares one under MPS.
 fn heard(announced: &[Vec<u8>]) -> Result<(UniqueId, Vec<GpuRanks>), Error> {
     let mut ranks = Vec::new();
     let mut id = &[][..];
@@ -380,12 +383,12 @@ fn join(
     ranks: u32,
 ) -> Result<(), Error> {
     let _current = device.enter()?;
-    // SAFETY: the device's context is current, and only this thread knows the library's handle.
-    // A second group in one process is NVSHMEM's to refuse.
+    // SAFETY: the device's context is current, and only this thread has the library's handle.
+    // NVSHMEM itself refuses a second group in one process.
     unsafe { library.init(id, pe_number(rank)?, pe_number(ranks)?) }.map_err(refused)
 }
 
-/// Compares the ranks' numbers and makes the kernels known to NVSHMEM. If it fails, they are not.
+/// Compares the ranks' numbers and registers the kernels with NVSHMEM. If it fails, they are not registered.
 fn get_ready(
     device: &CudaDevice,
     library: &HostLibrary,
@@ -409,11 +412,11 @@ fn get_ready(
     unsafe { library.register_module(device.module().raw().cast()) }.map_err(refused)
 }
 
-/// NVSHMEM counts in C's `int`.
+/// Converts a rank to C's `int`, in which NVSHMEM counts.
 fn pe_number(rank: u32) -> Result<i32, Error> {
     i32::try_from(rank).map_err(|_| {
         Error::Bootstrap(BootstrapError::Other {
-            call: "Bootstrap::ranks",
+            call: "the bootstrap's ranks",
             reason: format!("{rank} is more than NVSHMEM can count"),
         })
     })

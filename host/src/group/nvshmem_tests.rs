@@ -1,11 +1,11 @@
-//! Groups that do not come about.
+//! Groups that cannot be made.
 
 use super::*;
 
-/// A bootstrap whose other ranks always say the same.
+/// A bootstrap whose other ranks always send the same.
 struct Recorded(Vec<Vec<u8>>);
 
-// SAFETY: no memory is shared by what it gathers.
+// SAFETY: the tests share no memory by what it gathers.
 unsafe impl Bootstrap for Recorded {
     fn rank(&self) -> u32 {
         0
@@ -34,7 +34,7 @@ fn a_missing_library_is_named_on_its_own_rank() {
     assert!(error.to_string().contains("no/such/libnvshmem_host.so.3"));
 }
 
-/// What a rank announces that has its GPU alone.
+/// Announcement of a rank with a GPU of its own.
 fn announced(gpu: u8, id: usize) -> Vec<u8> {
     let terms = Terms {
         multiprocessors: 132,

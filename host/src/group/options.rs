@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::device::kernels::Kernels;
 
-/// Options of a group of GPUs: kernels, whether ranks share GPUs, and where NVSHMEM is.
+/// Options of a group of GPUs: its kernels, whether ranks share GPUs, and the path of NVSHMEM's library.
 ///
 /// ```no_run
 /// use ferry::{Group, GroupOptions};
@@ -20,26 +20,26 @@ use crate::device::kernels::Kernels;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// The kernels of this process's devices. All processes give the same.
+    /// The kernels of this process's devices. All processes must use the same.
     pub kernels: Kernels,
-    /// Whether several ranks may be on one GPU: for machines that have no more, to develop and to test.
-    /// Without, a GPU that two ranks have is refused ([`Error::DeviceListedTwice`](crate::Error),
-    /// [`Error::GpuShared`](crate::Error)), as it is mostly a mistake. All ranks on a GPU say so.
+    /// Whether several ranks may be on one GPU: for machines with fewer GPUs than ranks, to develop and to
+    /// test. Otherwise a GPU with two ranks is refused ([`Error::DeviceListedTwice`](crate::Error),
+    /// [`Error::GpuShared`](crate::Error)), as it is mostly a mistake. All ranks on a GPU must set it.
     ///
-    /// Each takes a [part](crate::device::GpuRanks::limit) of the GPU's multiprocessors, and
-    /// [rules](crate::Communicator#ranks-that-share-a-gpu) hold for what they do at one time.
+    /// Each takes a [part](crate::device::GpuRanks::limit) of the GPU's multiprocessors, and there are
+    /// [rules](crate::Communicator#ranks-that-share-a-gpu) for kernels at one time.
     ///
-    /// In a process of several ranks there, streams in one hardware queue wait for each other: set
+    /// In a process with several ranks on a GPU, streams in one hardware queue wait for each other: set
     /// `CUDA_DEVICE_MAX_CONNECTIONS=32` before anything uses the driver, and let no more streams than that
     /// have kernels at work that wait. As the driver cannot be asked how many queues it made, the variable
-    /// is read as the group is made, for a warning alone where it says fewer.
+    /// is read when the group is made, only for a warning if it says fewer.
     ///
     /// Processes on one GPU run side by side under MPS (`nvidia-cuda-mps-control -d`, before all of them;
-    /// whether a process is its client is asked of the driver). Without, those of a node group take turns,
+    /// the driver is asked whether a process is its client). Without MPS, those of a node group take turns,
     /// so that a kernel waits milliseconds for its peers, with a warning, and `Group::nvshmem` refuses
     /// ([`SharedGpuError::NeedsMps`](crate::error::SharedGpuError)). Side by side, there are at most as many
     /// ranks as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
     pub share_gpus: bool,
-    /// The NVSHMEM host library, for `Group::nvshmem` alone; `None` to look in the loader's usual places.
+    /// Path of the NVSHMEM host library, only for `Group::nvshmem`; `None` for the loader's usual places.
     pub nvshmem_library: Option<PathBuf>,
 }

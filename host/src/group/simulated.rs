@@ -34,7 +34,7 @@ impl SimulatedFabric {
     }
 }
 
-// SAFETY: the simulator allocates each window for its rank, in the size asked for, lets all its
+// SAFETY: the simulator allocates each window for its rank, in the requested size, lets all its
 // ranks address it, and refuses accesses elsewhere. Its ranks are all in this process, and it
 // simulates the network between nodes.
 unsafe impl Fabric for SimulatedFabric {
@@ -110,7 +110,7 @@ struct SimulatedDevice {
     epilogue_bytes: Option<usize>,
 }
 
-// SAFETY: the simulator allocates what is asked for and refuses accesses elsewhere. The only stream
+// SAFETY: the simulator allocates the requested bytes and refuses accesses elsewhere. The only stream
 // lives as long as it, and the kernels are the simulator's own, for all shapes.
 unsafe impl Device for SimulatedDevice {
     fn name(&self) -> String {
@@ -194,7 +194,7 @@ unsafe impl SharedPage for SimulatedPage {
 
     fn read(&self) -> FaultPage {
         let mut page = FaultPage::zeroed();
-        // Only a simulation that has ended cannot be read; whatever is asked of it next says so.
+        // Fails only if the simulation has ended; the next call returns that error.
         if let Err(error) = self
             .simulator
             .read(self.address.address(), bytes_of_mut(&mut page))

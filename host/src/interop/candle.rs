@@ -1,18 +1,18 @@
 //! Tensors of the crate `candle-core`.
 //!
-//! A [`Lease`] of a candle device passes tensors to the calls of one rank, and the device's stream, where
-//! candle enqueues what reads their outputs. So nothing waits, and kernels of candle and Ferry alternate in
-//! order.
+//! A [`Lease`] of a candle device passes tensors to the calls of one rank, and the device's stream, on which
+//! candle enqueues the readers of their outputs. So nothing waits, and kernels of candle and Ferry alternate
+//! in order.
 //!
 //! Make that device with `Device::new_cuda_with_stream`. The device of `Device::new_cuda` has another default
-//! stream on each thread, where the order is lost once tensors move between threads: it is refused, as are
+//! stream on each thread, so the order is lost once tensors move between threads: it is refused, as are
 //! tensors of devices with other streams.
 //!
 //! The caller of [`Lease::new`] promises that no other stream uses the tensors until the device's was
-//! synchronized. Clones of a tensor are the same memory, so a shared reference is enough for outputs. A
-//! lease keeps candle from writing to its tensors in place, which waits until it is dropped: drop it before.
+//! synchronized. Clones of a tensor share its memory, so a shared reference is enough for outputs. Candle's
+//! writes in place to a leased tensor wait until the lease is dropped: drop it before.
 //!
-//! Nothing is differentiable, and tensors are without gaps: call `contiguous` before.
+//! Nothing is differentiable, and tensors must have no gaps: call `contiguous` before.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -93,12 +93,12 @@ fn stored(layout: &TensorLayout) -> (Vec<usize>, DType) {
 }
 
 impl<'a> Lease<'a, CandleDevice> {
-    /// Returns outputs in tensors of candle, which [`zeros`] made of the plan's
+    /// Returns outputs in tensors of candle, which [`zeros`] made from the plan's
     /// [layout](Plan::output_layout). Not collective. Does not synchronize.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for one of another type or shape, one that is missing, or one too many; and those of
-    /// [`Plan::output_layout`] and [`Lease::tensor`].
+    /// [`Error::Tensor`] for a tensor of another type or shape, or one that is missing or superfluous; and
+    /// those of [`Plan::output_layout`] and [`Lease::tensor`].
     pub fn dispatch_output(
         &mut self,
         plan: &Plan,
@@ -107,7 +107,7 @@ impl<'a> Lease<'a, CandleDevice> {
         let first = |tensor: &Candle| tensor.dims().first().copied().unwrap_or(0);
         let capacity = Capacity {
             rows: first(&rows.tokens),
-            // Of scales that are not tiled, another number, which has no effect.
+            // For scales that are not tiled, a number without effect.
             scale_blocks: rows.scales.as_ref().map_or(0, first),
         };
         let layout = plan.output_layout(capacity)?;
@@ -129,7 +129,8 @@ impl<'a> Lease<'a, CandleDevice> {
             if wanted != given {
                 return Err(refused(layout.name, text(Some(wanted)), text(Some(given))));
             }
-            // SAFETY: the guard is kept until the lease is dropped; the rest was promised to `new`.
+            // SAFETY: the guard is kept until the lease is dropped; the memory's use is documented on
+            // `Lease::new`.
             let (all, guard) = unsafe { flat(tensor, &*self.device, self.stream) }?;
             self.guards.push(Box::new(guard));
             Ok(all.at)
@@ -170,7 +171,7 @@ fn stream_of(device: &CandleDevice) -> std::result::Result<Arc<CudaStream>, Erro
 // SAFETY: the stream is the device's, and lives as long; its context is checked.
 unsafe impl AsStream for CandleDevice {
     unsafe fn as_stream(&self, device: &dyn Device) -> std::result::Result<Stream, Error> {
-        // SAFETY: the caller's promise, which is of the device.
+        // SAFETY: the device outlives the stream's use: documented on `AsStream::as_stream`.
         unsafe { stream_of(self)?.as_stream(device) }
     }
 }
@@ -190,7 +191,7 @@ unsafe impl<'a> AsTensor<'a, CandleDevice> for &'a Candle {
             let (wanted, given) = (format!("shape {dims:?}"), format!("{:?}", self.dims()));
             return Err(refused("of candle", wanted, given));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the rules of `AsTensor::as_tensor` are those of `flat`.
         let (all, guard) = unsafe { flat(self, device, stream) }?;
         Ok((Tensor::contiguous(all.at, all.data_type, dims), guard))
     }
@@ -217,7 +218,7 @@ unsafe fn flat<'a>(
         return refused("no gaps", format!("strides {:?}", layout.stride()));
     };
     let (at, own) = (start..end, stream_of(tensor.device())?);
-    // SAFETY: the caller's promise.
+    // SAFETY: the rules of this function are those of `elements`, as the storage's lock is returned.
     let all = unsafe {
         match &cuda.slice {
             CudaStorageSlice::BF16(slice) => elements(slice, at, device, &own),
@@ -239,7 +240,7 @@ unsafe fn flat<'a>(
     Ok((all, storage))
 }
 
-/// Returns elements of a slice. The guard of cudarc is not kept: it is for other streams.
+/// Returns elements of a slice. Cudarc's guard is dropped: it is for other streams.
 ///
 /// # Safety
 /// As [`AsTensor::as_tensor`], with the guard of the slice's tensor.
@@ -251,7 +252,8 @@ unsafe fn elements<T: DeviceRepr + TensorElement>(
 ) -> std::result::Result<Tensor<1>, Error> {
     let count = at.len();
     let view = slice.slice(at);
-    // SAFETY: the caller's promise.
+    // SAFETY: the guard of the slice's tensor is kept (documented on this function) instead of cudarc's,
+    // which only orders other streams.
     let (tensor, _) = unsafe { (&view).as_tensor(device, stream, [count]) }?;
     Ok(tensor)
 }

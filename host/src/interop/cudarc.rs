@@ -3,11 +3,11 @@
 //! A [`Lease`](crate::Lease) of a stream passes slices and views to the calls of one rank. It
 //! keeps `cudarc`'s guards: dropped after the calls, it tells `cudarc` that the stream has used the
 //! memory, so that other streams of `cudarc` wait, and a slice that is dropped is freed after the kernels.
-//! Ferry and `CudaContext::new` use the same context, the device's primary one; what is of another context or
-//! device is refused.
+//! Ferry and `CudaContext::new` use the same context, the device's primary one; streams and memory of another
+//! context or device are refused.
 //!
 //! The caller of [`Lease::new`](crate::Lease::new) promises for `CudaContext::per_thread_stream` that the
-//! lease, its calls and whatever else uses the slices stay on one thread; and if event tracking is disabled,
+//! lease, its calls and all other uses of the slices stay on one thread; and if event tracking is disabled,
 //! to order streams and to free no slice before the kernels have ended.
 //!
 //! ```no_run
@@ -42,12 +42,12 @@
 //! default one. `cudarc`'s graph knows nothing of Ferry:
 //!
 //! - Before the capture, call `CudaContext::disable_event_tracking`, and drop the lease before
-//!   `end_capture`. Else the guards wait for, and record, events of streams outside the capture, which
+//!   `end_capture`. Otherwise the guards wait for, and record, events of streams outside the capture, which
 //!   the driver refuses.
 //! - The graph keeps neither slices nor communicators. Drop it before the slices, and say that it is gone,
 //!   so that the communicator can be closed:
 //!   [`assume_no_foreign_graphs`](crate::Communicator::assume_no_foreign_graphs).
-//!   [`CudaDevice::capture`] makes a graph that keeps what it needs of Ferry.
+//!   [`CudaDevice::capture`] makes a graph that keeps its communicators.
 //! - A captured round is collective: every rank replays its graph as often as the others.
 
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub fn require_context(device: &CudaDevice, context: &CudaContext) -> Result<(),
 }
 
 fn require(device: &CudaDevice, what: &'static str, context: &CudaContext) -> Result<(), Error> {
-    // SAFETY: `context` is borrowed, so it lives.
+    // SAFETY: `context` is borrowed, so it is live.
     unsafe { device.require_context(what, context.cu_ctx().cast()) }
 }
 
@@ -84,15 +84,16 @@ fn require(device: &CudaDevice, what: &'static str, context: &CudaContext) -> Re
 unsafe impl AsStream for Arc<CudaStream> {
     unsafe fn as_stream(&self, device: &dyn Device) -> Result<Stream, Error> {
         require(cuda("the stream", device)?, "the stream", self.context())?;
-        // SAFETY: it is of the device's primary context; the rest is the caller's promise.
+        // SAFETY: it is of the device's primary context, and outlives its use: documented on
+        // `AsStream::as_stream`.
         Ok(unsafe { Stream::new(self.cu_stream().addr() as u64) })
     }
 }
 
 macro_rules! memory {
     ($($reference:ty: $address:ident),+ $(,)?) => {$(
-        // SAFETY: `cudarc` has so many bytes there until the memory is dropped, and orders its streams by the
-        // guard; the memory's context is checked.
+        // SAFETY: the memory has `num_bytes` bytes until it is dropped, and the guard orders `cudarc`'s other
+        // streams; the memory's context is checked.
         unsafe impl<'a, T: DeviceRepr + TensorElement> AsTensor<'a, Arc<CudaStream>> for $reference {
             type Guard = SyncOnDrop<'a>;
 
@@ -109,8 +110,8 @@ macro_rules! memory {
                 let (address, guard) = self.$address(stream);
                 let at = match bytes {
                     0 => DevicePtr::NULL,
-                    // SAFETY: the memory has so many bytes, of the device's primary context; the rest is
-                    // the caller's promise.
+                    // SAFETY: the memory has `bytes` bytes, of the device's primary context, and outlives
+                    // its use: documented on `AsTensor::as_tensor`.
                     _ => unsafe { DevicePtr::new(address, bytes) },
                 };
                 Ok((Tensor::contiguous(at, T::DATA_TYPE, dims), guard))

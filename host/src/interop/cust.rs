@@ -1,17 +1,17 @@
 //! Streams, memory and contexts of the crate `cust`.
 //!
-//! They belong to the device's primary context, which is what `cust::context::Context` is. Make them
+//! They belong to the device's primary context, as does `cust::context::Context`. Make them
 //! while [`CudaDevice::enter`]'s guard is kept, or after `cust`'s own context was made current;
-//! [`require_current`] tells.
+//! [`require_current`] checks that.
 //!
-//! `cust`'s copies that are not `async` wait for its streams, and those for them. A thread that drives
+//! `cust`'s copies that are not `async` wait for its streams, and the streams for them. A thread that drives
 //! several ranks makes none from its first rank's dispatch until all ranks' rounds have ended: such a
 //! copy would wait for a kernel that waits for a rank whose turn has not come.
 //!
 //! The caller of [`Lease::new`](crate::Lease::new) promises that buffers are neither used nor dropped, and
-//! the stream is not dropped, until what was enqueued has ended.
+//! the stream is not dropped, until all enqueued work has ended.
 //!
-//! `cust` links the CUDA driver. Where there is no CUDA installation, its build looks for the library
+//! `cust` links the CUDA driver. Without a CUDA installation, its build looks for the library
 //! to link with in the folder that the variable `CUDA_LIBRARY_PATH` names.
 //!
 //! ```no_run
@@ -26,7 +26,7 @@
 //! let _current = device.enter()?;
 //! let stream = Stream::new(StreamFlags::DEFAULT, None)?;
 //! let x = DeviceBuffer::from_slice(&[0x3f80_u16; 4 * 7168])?;
-//! // SAFETY: stream and buffer outlive what is enqueued with them below; no graph is captured.
+//! // SAFETY: stream and buffer outlive the work enqueued with them below; no graph is captured.
 //! let mut lease = unsafe { ferry::Lease::new(rank.device(), &stream)? };
 //! let x = lease.tensor(&x, [4, 7168])?;
 //! # let _ = x;
@@ -57,15 +57,16 @@ pub fn require_current(device: &CudaDevice) -> Result<(), Error> {
 // SAFETY: a stream of `cust`'s is destroyed when it is dropped; its context is checked.
 unsafe impl AsStream for ::cust::stream::Stream {
     unsafe fn as_stream(&self, device: &dyn Device) -> Result<Stream, Error> {
-        // SAFETY: the stream is of the device, which is checked below; the rest is the caller's promise.
+        // SAFETY: the stream is of the device, which is checked below, and outlives its use: documented on
+        // `AsStream::as_stream`.
         let stream = unsafe { Stream::new(self.as_inner().addr() as u64) };
-        // SAFETY: `self` is borrowed, so it lives.
+        // SAFETY: `self` is borrowed, so it is live.
         unsafe { cuda("the stream", device)?.require_stream(stream) }?;
         Ok(stream)
     }
 }
 
-// SAFETY: a buffer has the memory that it says until it is dropped; its device is checked.
+// SAFETY: a buffer has memory for its elements until it is dropped; its device is checked.
 unsafe impl<'a, S, T: DeviceCopy + TensorElement> AsTensor<'a, S> for &'a DeviceBuffer<T> {
     type Guard = ();
 
@@ -82,7 +83,7 @@ unsafe impl<'a, S, T: DeviceCopy + TensorElement> AsTensor<'a, S> for &'a Device
             let nothing = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
             return Ok((nothing, ()));
         }
-        // SAFETY: the buffer has so many bytes; the rest is the caller's promise.
+        // SAFETY: the buffer has `bytes` bytes, and outlives its use: documented on `AsTensor::as_tensor`.
         let memory = unsafe { DevicePtr::new(self.as_device_ptr().as_raw(), bytes) };
         cuda("the memory", device)?.require_memory(memory)?;
         Ok((Tensor::contiguous(memory, T::DATA_TYPE, dims), ()))
@@ -100,7 +101,7 @@ unsafe impl<'a, S, T: DeviceCopy + TensorElement> AsTensor<'a, S> for &'a mut De
         dims: [usize; N],
     ) -> Result<(Tensor<N>, ()), Error> {
         let shared: &'a DeviceBuffer<T> = self;
-        // SAFETY: the caller's promise, which is the same for both references.
+        // SAFETY: the rules of `AsTensor::as_tensor` are the same for both references.
         unsafe { shared.as_tensor(device, stream, dims) }
     }
 }

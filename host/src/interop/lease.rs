@@ -1,4 +1,4 @@
-//! Streams and memory of other libraries in the place of [`Stream`]s and [`Tensor`]s.
+//! Streams and memory of other libraries as [`Stream`]s and [`Tensor`]s.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::tensor::Tensor;
 use crate::tensor::handles::Stream;
 
-/// A stream of another library that goes in where a [`Stream`] goes.
+/// A stream of another library that can be used as a [`Stream`].
 ///
 /// Implemented for `CudaStream` of cudarc, `Stream` of cust, candle's `Device` (features of these names),
 /// and Ferry's own [`Stream`].
@@ -19,8 +19,8 @@ pub unsafe trait AsStream {
     /// Returns the stream, for calls on `device`. Not collective. Does not synchronize.
     ///
     /// # Safety
-    /// What [`Stream::new`] asks for, except that the stream is of the device, which is checked: `self` is
-    /// not dropped while this value or a copy is passed to anything, nor before what was enqueued has ended.
+    /// As [`Stream::new`], except that the stream is of the device, which is checked: `self` is
+    /// not dropped while this value or a copy is passed to anything, nor before enqueued work has ended.
     ///
     /// # Errors
     /// [`Error::OtherDevice`], and errors of the library.
@@ -28,15 +28,15 @@ pub unsafe trait AsStream {
 }
 
 // SAFETY: a `Stream` is live while it is passed to anything, and of the device to which it is passed:
-// promised to `Stream::new`.
+// documented on `Stream::new`.
 unsafe impl AsStream for Stream {
     unsafe fn as_stream(&self, _: &dyn Device) -> Result<Stream, Error> {
         Ok(*self)
     }
 }
 
-/// Memory of another library that goes in where a [`Tensor`] goes, for calls on a stream of type `S`: behind
-/// a shared reference to be read, behind an exclusive one to be written.
+/// Memory of another library that can be used as a [`Tensor`], for calls on a stream of type `S`: through
+/// a shared reference to be read, through an exclusive one to be written.
 ///
 /// Implemented for references to slices and views of cudarc, buffers of cust and tensors of candle (features
 /// of these names). Implement it for a type of yours:
@@ -44,13 +44,13 @@ unsafe impl AsStream for Stream {
 /// ```
 /// use ferry::*;
 ///
-/// /// Words of some engine's on its device.
+/// /// Words of some engine on its device.
 /// struct Words {
 ///     address: u64,
 ///     count: usize,
 /// }
 ///
-/// // SAFETY: the engine has so many words there, for as long as the value lives.
+/// // SAFETY: the engine has `count` words at `address`, for as long as the value lives.
 /// unsafe impl<'a, S> AsTensor<'a, S> for &'a Words {
 ///     type Guard = ();
 ///
@@ -60,7 +60,7 @@ unsafe impl AsStream for Stream {
 ///         _: &'a S,
 ///         dims: [usize; N],
 ///     ) -> Result<(Tensor<N>, ()), Error> {
-///         // SAFETY: so many words are there; the rest is the caller's promise.
+///         // SAFETY: the words are there, and outlive their use: documented on `AsTensor::as_tensor`.
 ///         let at = unsafe { DevicePtr::new(self.address, 4 * self.count as u64) };
 ///         Ok((Tensor::contiguous(at, DataType::I32, dims), ()))
 ///     }
@@ -92,7 +92,7 @@ pub unsafe trait AsTensor<'a, S>: Sized {
     ///
     /// # Safety
     /// The guard is dropped after the last copy of the tensor was passed to a call on `stream`, and the
-    /// caller promises of the memory what the caller of [`Lease::new`] does.
+    /// rules of [`Lease::new`] for memory are kept.
     ///
     /// # Errors
     /// [`Error::Tensor`] if the memory has another shape, or fewer elements; [`Error::OtherDevice`]; errors
@@ -132,18 +132,18 @@ impl<'a, S: AsStream> Lease<'a, S> {
     ///   call's wait is one, too. It is dropped, not forgotten.
     /// - What was leased by a shared reference is no output of a call, except tensors of candle.
     /// - The stream lives while [`stream`](Self::stream)'s value or a copy is passed to anything, and
-    ///   outlives what is enqueued on it. No capture of it begins or ends during a call, and a graph that is
+    ///   outlives the work enqueued on it. No capture of it begins or ends during a call, and a graph that is
     ///   captured meanwhile is not launched after the memory was freed.
     /// - The library's rules are kept, which are in the documentation of the modules `ferry::cudarc`,
-    ///   `ferry::cust` and `ferry::candle`. Of a library without rules: the memory is neither used nor freed
-    ///   until what was enqueued has ended.
+    ///   `ferry::cust` and `ferry::candle`. For a library without rules: the memory is neither used nor freed
+    ///   until all enqueued work has ended.
     ///
     /// # Errors
     /// [`Error::OtherDevice`] if the stream is not of the device's primary context, and errors of the
     /// library.
     pub unsafe fn new(device: &Arc<dyn Device>, stream: &'a S) -> Result<Self, Error> {
         Ok(Self {
-            // SAFETY: that the stream outlives its use is promised by the caller.
+            // SAFETY: the stream outlives its use: documented on this function.
             handle: unsafe { stream.as_stream(&**device) }?,
             device: device.clone(),
             stream,
@@ -162,13 +162,14 @@ impl<'a, S: AsStream> Lease<'a, S> {
     /// synchronize.
     ///
     /// # Errors
-    /// As [`AsTensor::as_tensor`].
+    /// Those of [`AsTensor::as_tensor`].
     pub fn tensor<M: AsTensor<'a, S>, const N: usize>(
         &mut self,
         memory: M,
         dims: [usize; N],
     ) -> Result<Tensor<N>, Error> {
-        // SAFETY: the guard is kept until the lease is dropped; the rest was promised to `new`.
+        // SAFETY: the guard is kept until the lease is dropped; the memory's use is documented on
+        // `Lease::new`.
         let (tensor, guard) = unsafe { memory.as_tensor(&*self.device, self.stream, dims) }?;
         self.guards.push(Box::new(guard));
         Ok(tensor)

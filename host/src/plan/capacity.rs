@@ -1,4 +1,4 @@
-//! How much the outputs of a dispatch hold.
+//! Capacities of a dispatch's outputs.
 
 use ferry_layout::{ScaleLayout, Shape, scale_placement};
 
@@ -6,18 +6,18 @@ use crate::error::{Error, Problem};
 use crate::plan::MAX_ROWS;
 use crate::plan::Plan;
 
-/// How much the outputs of a dispatch on one rank hold.
+/// Capacity of the outputs of a dispatch on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Rows, those that pad experts included. In blockwise FP8 a multiple of 4.
+    /// Number of rows, including those that pad experts. In blockwise FP8 a multiple of 4.
     pub rows: usize,
-    /// Blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 where there are rows.
-    /// Without effect where scales are not tiled.
+    /// Number of blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 if there are
+    /// rows. Without effect if scales are not tiled.
     pub scale_blocks: usize,
 }
 
 impl Capacity {
-    /// Of `rows` rows, and of the most blocks that so many rows can take: each group begins a block.
+    /// Capacity of `rows` rows, and of the most blocks that they can take: each group begins a block.
     pub const fn of_rows(plan: &Plan, rows: usize) -> Self {
         let blocks = scale_placement::max_blocks(rows as u64, plan.groups() as u32);
         Self {
@@ -26,7 +26,7 @@ impl Capacity {
         }
     }
 
-    /// What no dispatch exceeds: [`Plan::max_rows`] and [`Plan::max_scale_blocks`].
+    /// Capacity that always suffices: [`Plan::max_rows`] and [`Plan::max_scale_blocks`].
     pub const fn max(plan: &Plan) -> Self {
         Self {
             rows: plan.max_rows(),
@@ -34,7 +34,7 @@ impl Capacity {
         }
     }
 
-    /// What no dispatch exceeds whose tokens name no expert twice: [`Plan::max_rows_distinct`] and
+    /// Capacity that suffices if no token names an expert twice: [`Plan::max_rows_distinct`] and
     /// [`Plan::max_scale_blocks_distinct`].
     pub const fn max_distinct(plan: &Plan) -> Self {
         Self {
@@ -70,7 +70,8 @@ impl Capacity {
     }
 }
 
-/// Checks that kernels can number the words of the scales of so many rows (row-major) or blocks (tiled).
+/// Checks that kernels can number the words of the scales of `rows` rows (row-major) or `blocks` blocks
+/// (tiled).
 pub(crate) fn countable(shape: &Shape, rows: usize, blocks: usize) -> Result<(), Error> {
     let (unit, given, max) = match shape.format().scale_layout() {
         None => return Ok(()),

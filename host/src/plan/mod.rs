@@ -1,4 +1,4 @@
-//! A configuration that was checked.
+//! Checked configurations.
 
 pub(crate) mod capacity;
 pub(crate) mod config;
@@ -14,9 +14,9 @@ use crate::error::{Error, PlanError, Problem};
 use crate::group::Group;
 use crate::plan::config::Config;
 
-/// Most elements of a token: its bytes, and the header behind them, count in 32 bits.
+/// Most elements of a token: its bytes, and the header after them, count in 32 bits.
 const MAX_HIDDEN: usize = 1 << 20;
-/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are taken.
+/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
 pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
 /// Longest deadline: a day.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -28,7 +28,7 @@ pub struct Plan {
     config: Config,
     /// Ranks of the group.
     ranks: u32,
-    /// That of a group of one rank with its experts, where nothing travels.
+    /// See [`shape`](Self::shape).
     shape: Shape,
     /// See [`max_sms`](Self::max_sms).
     max_sms: Option<u32>,
@@ -80,7 +80,7 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let mut problems = Problems::default();
         check_routing(&mut problems, ranks, &config);
-        // Those whose tokens a rank may receive.
+        // Ranks whose tokens a rank may receive.
         let sources = if config.skip_a2a { 1 } else { ranks };
         let local_experts = config.experts.checked_div(ranks as usize).unwrap_or(0);
         check_sizes(&mut problems, sources, local_experts, &config);
@@ -100,7 +100,7 @@ impl Plan {
                 problems: problems.0,
             });
         }
-        // Every number was found to fit above.
+        // Every number was checked above to fit.
         let shape = Shape {
             ranks: sources,
             p2p_world_size: match config.p2p_world_size {
@@ -125,7 +125,7 @@ impl Plan {
         })
     }
 
-    /// What was checked.
+    /// The configuration that was checked.
     pub const fn config(&self) -> &Config {
         &self.config
     }
@@ -136,8 +136,8 @@ impl Plan {
     }
 
     /// Most multiprocessors that a kernel of this process's ranks occupies; `None` for all of the device.
-    /// [`Config::max_sms`], or where ranks share a GPU the [part](crate::device::GpuRanks::limit) of the one
-    /// that has the least, if that is less. [`Communicator::max_sms`](crate::Communicator::max_sms) is each
+    /// [`Config::max_sms`], or if ranks share a GPU the smallest [part](crate::device::GpuRanks::limit) of
+    /// any of them, if that is less. [`Communicator::max_sms`](crate::Communicator::max_sms) is each
     /// rank's own.
     pub const fn max_sms(&self) -> Option<u32> {
         self.max_sms
@@ -149,26 +149,26 @@ impl Plan {
         &self.shape
     }
 
-    /// Experts that live on each rank.
+    /// Number of experts on each rank.
     pub const fn local_experts(&self) -> usize {
         self.shape.local_experts() as usize
     }
 
-    /// The first expert that lives on `rank`. The others follow it.
+    /// The first expert on `rank`. The others follow it.
     pub const fn first_expert(&self, rank: Rank) -> usize {
         rank.0 as usize * self.local_experts()
     }
 
-    /// Groups of rows that a dispatch gives: one for each local expert, and with a
+    /// Number of groups of rows in a dispatch's outputs: one for each local expert, and with a
     /// [shared expert](Config::shared_expert) one before these.
     pub const fn groups(&self) -> usize {
         self.local_experts() + self.config.shared_expert as usize
     }
 
-    /// Most rows that a dispatch can give one rank: `ranks * max_tokens_per_rank * top_k` (with
-    /// [`skip_a2a`](Config::skip_a2a) of one rank alone, since all have the same tokens), and in
+    /// Most rows that a dispatch can bring to one rank: `ranks * max_tokens_per_rank * top_k` (with
+    /// [`skip_a2a`](Config::skip_a2a) those of one rank, since all have the same tokens), and in
     /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
-    /// transposed scales want it. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
+    /// transposed scales need. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
     pub const fn max_rows(&self) -> usize {
@@ -177,25 +177,25 @@ impl Plan {
         (routed + self.max_shared_rows()) as usize
     }
 
-    /// As [`max_rows`](Self::max_rows), where the experts of each token differ, as those of a top-k do. Then
+    /// [`max_rows`](Self::max_rows) if the experts of each token differ, as those of a top-k do. Then
     /// a token brings a rank no more rows than the rank has experts: `ranks * max_tokens_per_rank *
-    /// min(top_k, local_experts)`, and the padding and the shared expert's rows as there. For 256 experts on
+    /// min(top_k, local_experts)`, plus padding and the shared expert's rows as there. For 256 experts on
     /// 64 ranks and top-8 that is half.
     ///
-    /// Not safe where a token can name an expert twice, say because filler tokens name expert 0 in every slot
-    /// (-1 names none) or because two logical experts of a token are one physical expert. What comes beyond
-    /// the outputs is then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
+    /// Not enough if a token can name an expert twice, say because filler tokens name expert 0 in every slot
+    /// (-1 names none) or because two logical experts of a token are one physical expert. Rows that do not
+    /// fit are then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
     pub const fn max_rows_distinct(&self) -> usize {
         let alignment = self.shape.row_alignment() as u64;
         let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
     }
 
-    /// The tokens, of `tokens`, whose rows are the [shared expert](Config::shared_expert)'s on `rank`: all of
-    /// the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all ranks have, in
-    /// runs one after another, the first `tokens % ranks` of them one token longer; none without a shared
-    /// expert, and none for a rank that the group has not. They are the first rows of dispatch's outputs, in
-    /// order.
+    /// The range, within `0..tokens`, of tokens that the [shared expert](Config::shared_expert) gets on
+    /// `rank`: all of the rank's own; with [`skip_a2a`](Config::skip_a2a) its part of the tokens that all
+    /// ranks have, in consecutive runs, of which the first `tokens % ranks` are one token longer; none
+    /// without a shared expert, and none for a rank outside the group. They are the first rows of dispatch's
+    /// outputs, in order.
     pub const fn shared_tokens(&self, rank: Rank, tokens: usize) -> std::ops::Range<usize> {
         let index = if self.config.skip_a2a { rank.0 } else { 0 };
         if index > 0 && index >= self.ranks {
@@ -210,7 +210,7 @@ impl Plan {
         self.config.options || self.config.shared_expert || self.config.skip_a2a
     }
 
-    /// Ranks that share the shared expert's tokens; 0: there is no shared expert.
+    /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
     pub(crate) const fn shared_of(&self) -> u32 {
         match (self.config.shared_expert, self.config.skip_a2a) {
             (false, _) => 0,
@@ -219,19 +219,18 @@ impl Plan {
         }
     }
 
-    /// Most rows of the shared expert, those that pad the group included; 0 where there is none.
+    /// Most rows of the shared expert, including those that pad the group; 0 without one.
     pub(crate) const fn max_shared_rows(&self) -> u64 {
-        match self.config.shared_expert {
-            true => {
-                let alignment = self.shape.row_alignment() as u64;
-                let tokens = match self.config.skip_a2a {
-                    true => self.shape.max_tokens_per_rank.div_ceil(self.ranks),
-                    false => self.shape.max_tokens_per_rank,
-                };
-                (tokens as u64).next_multiple_of(alignment)
-            }
-            false => 0,
+        if !self.config.shared_expert {
+            return 0;
         }
+        let alignment = self.shape.row_alignment() as u64;
+        let tokens = if self.config.skip_a2a {
+            self.shape.max_tokens_per_rank.div_ceil(self.ranks)
+        } else {
+            self.shape.max_tokens_per_rank
+        };
+        (tokens as u64).next_multiple_of(alignment)
     }
 
     /// Most blocks of 128 rows that tiled scales can take on one rank.
@@ -239,13 +238,13 @@ impl Plan {
         self.scale_blocks_of(self.shape.max_rows())
     }
 
-    /// As [`max_scale_blocks`](Self::max_scale_blocks), where the experts of each token differ: see
+    /// [`max_scale_blocks`](Self::max_scale_blocks) if the experts of each token differ: see
     /// [`max_rows_distinct`](Self::max_rows_distinct).
     pub const fn max_scale_blocks_distinct(&self) -> usize {
         self.scale_blocks_of(self.shape.max_rows_distinct())
     }
 
-    /// Most blocks of so many rows that were routed here, and of the shared expert's.
+    /// Most blocks for `routed` routed rows and those of the shared expert.
     const fn scale_blocks_of(&self, routed: u64) -> usize {
         let routed = scale_placement::max_blocks(routed, self.shape.local_experts());
         // The shared expert's rows begin a block of their own.
@@ -263,7 +262,7 @@ impl Plan {
         Workspace::of(&self.shape).bytes
     }
 
-    /// The deadline as kernels see it.
+    /// The deadline in nanoseconds.
     pub(crate) fn deadline_ns(&self) -> u64 {
         // At most a day: `check_behaviour`.
         self.config.deadline.as_nanos() as u64
@@ -367,7 +366,7 @@ fn check_sizes(problems: &mut Problems, ranks: u32, local_experts: usize, config
     );
 }
 
-/// Most rows of a dispatch's outputs where `routed` rows may arrive, and what is added to them.
+/// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
 fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
     let alignment = u128::from(config.format.sizes().row_alignment);
     let padding = local_experts as u128 * (alignment - 1);

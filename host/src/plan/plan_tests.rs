@@ -1,4 +1,4 @@
-//! What a plan refuses, and the sizes that it gives.
+//! Configurations that a plan refuses, and its sizes.
 
 use ferry_layout::{ScaleLayout, TokenFormat};
 
@@ -313,9 +313,10 @@ fn no_tokens_with_different_experts_bring_more_rows_than_max_rows_distinct() {
 
 /// `12345` as `12,345`.
 fn grouped(number: usize) -> String {
-    match number < 1000 {
-        true => number.to_string(),
-        false => format!("{},{:03}", grouped(number / 1000), number % 1000),
+    if number < 1000 {
+        number.to_string()
+    } else {
+        format!("{},{:03}", grouped(number / 1000), number % 1000)
     }
 }
 

@@ -1,15 +1,15 @@
-//! What a tensor is made of.
+//! Types of a tensor's elements.
 
 use std::fmt;
 
 use bytemuck::Pod;
 use ferry_layout::{OutputElement, TokenFormat};
 
-/// The elements of a [`Tensor`](crate::Tensor). Each argument takes one type and refuses all others, so that
-/// `x` and `topk_ids` cannot be swapped.
+/// Type of the elements of a [`Tensor`](crate::Tensor). Each argument takes one type and refuses all others,
+/// so that `x` and `topk_ids` cannot be swapped.
 ///
-/// Unsigned integers also stand for bits as they are, where an engine has no better name for them: `U8` is
-/// taken for `E4m3` and `E8m0`, `U16` for `Bf16`, `U32` for `I32`. Nothing else stands for `F32`.
+/// Unsigned integers are also accepted as plain bits, for engines that have no better name for them: `U8`
+/// as `E4m3` and `E8m0`, `U16` as `Bf16` and `F16`, `U32` as `I32`. No other type is accepted as `F32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DataType {
@@ -21,17 +21,17 @@ pub enum DataType {
     F32,
     /// FP8 e4m3, with a NaN and no infinity: codes of tokens, scales of NVFP4.
     E4m3,
-    /// A power of two, a byte each: scales of the MX formats.
+    /// A power of two in a byte: scales of the MX formats.
     E8m0,
-    /// FP4 e2m1, two a byte, the even one in the low half. Sizes and strides count elements, not bytes.
+    /// FP4 e2m1, two per byte, the even one in the low half. Sizes and strides count elements, not bytes.
     E2m1,
-    /// Ids of experts, and where rows come from.
+    /// 32-bit signed integers: ids of experts, and sources of rows.
     I32,
-    /// Offsets of rows, and numbers of tokens.
+    /// 32-bit unsigned integers: offsets of rows, and numbers of tokens.
     U32,
-    /// 16 bits as they are.
+    /// Plain 16 bits.
     U16,
-    /// 8 bits as they are.
+    /// Plain 8 bits.
     U8,
 }
 
@@ -46,7 +46,7 @@ impl DataType {
         }
     }
 
-    /// In lower case, as in the documentation of the arguments: "bf16".
+    /// Name in lower case, as in the documentation of the arguments: "bf16".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -62,7 +62,7 @@ impl DataType {
         }
     }
 
-    /// What the tokens of a format are made of.
+    /// Type of the tokens of a format.
     pub const fn of_tokens(format: TokenFormat) -> Self {
         match format {
             TokenFormat::Bf16 => Self::Bf16,
@@ -73,7 +73,7 @@ impl DataType {
         }
     }
 
-    /// What the scales of a format are made of; `None` for BF16.
+    /// Type of the scales of a format; `None` for BF16.
     pub const fn of_scales(format: TokenFormat) -> Option<Self> {
         match format {
             TokenFormat::Bf16 => None,
@@ -110,9 +110,10 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A type of the host's that stands for one of the [`DataType`]s: what
-/// [`upload_tensor`](trait.Device.html#method.upload_tensor) and `download_tensor` copy. Implement it for
-/// types of yours that have the same bits. A copy of another size is not compiled:
+/// A host type of one of the [`DataType`]s, for
+/// [`upload_tensor`](trait.Device.html#method.upload_tensor) and `download_tensor`. `bf16` and `f16` are
+/// those of the crate `half`, version 2. Implement it for
+/// types of yours that have the same bits. A copy with a type of another size does not compile:
 ///
 /// ```compile_fail
 /// use ferry::{DataType, Device, Error, Tensor, TensorElement};
@@ -133,11 +134,11 @@ impl fmt::Display for DataType {
 /// # }
 /// ```
 pub trait TensorElement: Pod {
-    /// What it stands for.
+    /// The type of its bits.
     const DATA_TYPE: DataType;
 }
 
-/// Refuses, when it is compiled, a type of another size than that of what it stands for.
+/// Refuses, at compile time, a type of another size than that of its `DATA_TYPE`.
 pub(crate) const fn has_its_bits<T: TensorElement>() {
     assert!(
         8 * size_of::<T>() == T::DATA_TYPE.bits() as usize,

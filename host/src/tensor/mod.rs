@@ -1,4 +1,4 @@
-//! Tensors as they come in from outside: an address, sizes and strides.
+//! Tensors of the user: an address, a data type, sizes and strides.
 
 pub(crate) mod data_type;
 pub(crate) mod handles;
@@ -7,21 +7,21 @@ use crate::error::TensorError;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 
-/// A view of device memory of the rank it is given to. Ferry does not own it; the caller keeps
+/// A view of device memory of the rank that it is passed to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
-/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), but for the rows of a dispatch's
+/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), except the rows of a dispatch's
 /// `x` ([`with_row_stride`](Tensor::with_row_stride)). Anything else is refused, and so are elements of
 /// another type than the argument's ([`DataType`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
     /// The first element.
     pub at: DevicePtr,
-    /// What the elements are.
+    /// Type of the elements.
     pub data_type: DataType,
     /// Sizes, slowest first, in elements.
     pub dims: [usize; N],
-    /// From one to the next in each dimension, in elements.
+    /// Distances between neighbours in each dimension, in elements.
     pub strides: [usize; N],
 }
 
@@ -36,7 +36,7 @@ impl<const N: usize> Tensor<N> {
         }
     }
 
-    /// Elements; [`usize::MAX`] where that is not enough.
+    /// Number of elements; [`usize::MAX`] if it does not fit.
     pub fn elements(&self) -> usize {
         if self.dims.contains(&0) {
             return 0;
@@ -46,14 +46,14 @@ impl<const N: usize> Tensor<N> {
             .fold(1, |all, &dim| all.saturating_mul(dim))
     }
 
-    /// Whether the elements stand without gaps. The stride of a dimension of size 1 does not
-    /// matter, and none of an empty tensor.
+    /// Whether the elements have no gaps. The stride of a dimension of size 1 does not
+    /// matter, nor does any stride of an empty tensor.
     pub fn is_contiguous(&self) -> bool {
         let dense = dense_strides(self.dims);
         self.elements() == 0 || (0..N).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
     }
 
-    /// Bytes of all elements, without gaps; [`u64::MAX`] where that is not enough.
+    /// Bytes of all elements, without gaps; [`u64::MAX`] if they do not fit.
     pub fn bytes(&self) -> u64 {
         bytes_of(self.dims, self.data_type).unwrap_or(u64::MAX)
     }
@@ -76,7 +76,7 @@ impl<const N: usize> Tensor<N> {
         self.require_memory(tensor, bytes_of(dims, element.data_type))
     }
 
-    /// That there are elements of this type and number, at an address as it must be.
+    /// Checks the type and sizes of the elements, and the address.
     fn require_elements(
         &self,
         tensor: &'static str,
@@ -109,7 +109,7 @@ impl<const N: usize> Tensor<N> {
         Ok(())
     }
 
-    /// That there are so many bytes at the address; `None` are too many for any.
+    /// Checks that there are at least `bytes` bytes at the address; `None` are too many for any.
     fn require_memory(&self, tensor: &'static str, bytes: Option<u64>) -> Result<(), TensorError> {
         if bytes.is_some_and(|bytes| bytes <= self.at.bytes()) {
             return Ok(());
@@ -124,10 +124,10 @@ impl<const N: usize> Tensor<N> {
 }
 
 impl Tensor<2> {
-    /// Rows that are `stride` elements apart, as in a view of columns; the elements of a row stand without
-    /// gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that is a
-    /// multiple of 8 elements (16 bytes) below 2^31; all others are refused unless there is but one row.
-    /// 0 is the same row again and again.
+    /// Sets the distance between rows to `stride` elements, as in a view of columns; the elements of a row
+    /// have no gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that
+    /// is a multiple of 8 elements (16 bytes) below 2^31; all others are refused unless there is only one
+    /// row. A stride of 0 repeats one row.
     pub const fn with_row_stride(self, stride: usize) -> Self {
         Self {
             strides: [stride, self.strides[1]],
@@ -135,7 +135,7 @@ impl Tensor<2> {
         }
     }
 
-    /// As [`require`](Self::require) for rows of BF16 that may have a stride.
+    /// [`require`](Self::require) for rows of BF16 that may have a stride.
     pub(crate) fn require_rows(
         &self,
         tensor: &'static str,
@@ -171,11 +171,11 @@ fn refused(tensor: &'static str, wanted: String, given: String) -> Result<(), Te
     })
 }
 
-/// What an argument's elements are, and where the first one may stand.
+/// Type of an argument's elements, and alignment of the first one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element {
     pub(crate) data_type: DataType,
-    /// What the address is a multiple of.
+    /// Alignment of the address, in bytes.
     pub(crate) align_bytes: u64,
 }
 
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     const fn memory(address: u64) -> DevicePtr {
-        // SAFETY: nothing is done with it but looking at its numbers.
+        // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
         unsafe { DevicePtr::new(address, 48) }
     }
 
@@ -308,7 +308,7 @@ mod tests {
             "tensor x: wanted elements of bf16, given i32"
         );
         refused(of(DataType::F16), [3, 8]);
-        // Bits as they are.
+        // Plain bits.
         assert_eq!(
             of(DataType::U16).require("x", [3, 8], Element::BF16_ROW),
             Ok(())

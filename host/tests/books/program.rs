@@ -1,4 +1,4 @@
-//! A program of its own for each test: the driver is loaded once in each.
+//! A program of its own for each test, as a program loads the driver once.
 
 use std::env;
 use std::ffi::{c_int, c_void};
@@ -15,7 +15,7 @@ const PROGRAM: &str = "FERRY_TEST_BOOKS";
 const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 const DRIVER: &str = "libcuda.so.1";
 
-/// The driver, and what it keeps.
+/// The driver and its books.
 pub struct Books(Library);
 
 /// A graph that the library did not make.
@@ -39,7 +39,7 @@ impl Books {
             (begin, self.0.get::<End>("cuStreamEndCapture").unwrap())
         };
         let mut graph = ptr::null_mut();
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is live.
         assert_eq!(unsafe { begin(stream.handle(), 0) }, 0);
         work();
         // SAFETY: as above; `graph` is a live pointer to write to.
@@ -59,7 +59,7 @@ impl Books {
     }
 }
 
-/// Runs `work` in a program with such a driver. `name` is that of the test.
+/// Runs `work` in a program with such a driver. `name` is the test's name.
 pub fn with_books(name: &str, work: impl FnOnce(&Books)) {
     if env::var_os(PROGRAM).is_some() {
         // SAFETY: its constructors do nothing.
@@ -77,7 +77,7 @@ pub fn with_books(name: &str, work: impl FnOnce(&Books)) {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// Where the driver lies.
+/// Path of the driver.
 fn folder() -> &'static PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

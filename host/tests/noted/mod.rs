@@ -11,25 +11,25 @@ use ferry::device::{FaultPage, InGraph, Launch, SharedPage};
 use ferry::layout::{Kernel, Region, Shape};
 use ferry::*;
 
-/// What happened, in order, and what is to happen.
+/// Past calls, in order, and settings for future ones.
 #[derive(Default)]
 pub struct Notes {
-    /// Whether all ranks are local, or the first alone.
+    /// Whether all ranks are local, or only the first.
     pub all_local: bool,
-    /// Which of the launches to come fails: 0 the next one.
+    /// Number of the future launch that fails: 0 for the next one.
     pub refused_launch: Mutex<Option<usize>>,
     /// Whether uploads fail.
     pub refuses_uploads: Mutex<bool>,
     pub calls: Mutex<Vec<String>>,
     pub launches: Mutex<Vec<Launch>>,
     pub page: Mutex<FaultPage>,
-    /// Answers of rank 1 to each `all_gather`; its agreement where there are none left.
+    /// Answers of rank 1 to each `all_gather`; agreement if there are none left.
     pub rank_1_says: Mutex<Vec<u64>>,
     pub next: Mutex<u64>,
     pub refuse_alloc: bool,
-    /// What a graph in the making holds, if there is one.
+    /// Communicators that a graph in the making holds, if there is one.
     pub graph: Mutex<Option<Held>>,
-    /// Whether others capture what is launched.
+    /// Whether others capture the launches.
     pub others_capture: Mutex<bool>,
     /// Streams of green contexts, and their multiprocessors.
     pub green: Mutex<Vec<(Stream, u32)>>,
@@ -65,7 +65,7 @@ impl Notes {
 
 /// A MiB that nobody has.
 pub fn memory(address: u64) -> DevicePtr {
-    // SAFETY: nothing here reads or writes device memory.
+    // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
     unsafe { DevicePtr::new(address, 1 << 20) }
 }
 
@@ -140,7 +140,7 @@ unsafe impl Device for NotedDevice {
         launch: &Launch,
         held: &Arc<dyn Any + Send + Sync>,
     ) -> Result<InGraph, Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the rules of `launch_held` are those of `launch`.
         unsafe { self.launch(launch) }?;
         if *self.0.others_capture.lock().unwrap() {
             return Ok(InGraph::Foreign);

@@ -1,4 +1,4 @@
-//! A small round whose every number was worked out by hand.
+//! A small round of which every number was computed by hand.
 
 #![allow(dead_code)] // Each test program uses a part.
 
@@ -22,13 +22,13 @@ pub fn config() -> Config {
 /// A token: its value, its experts, its weights.
 pub type Token = (f32, [i32; TOP_K], [f32; TOP_K]);
 
-/// What each rank brings.
+/// The tokens of each rank.
 pub const TOKENS: [&[Token]; 2] = [
     &[(1.0, [1, 2], [0.5, 2.0]), (2.0, [1, -1], [1.0, 9.0])],
     &[(4.0, [3, 1], [1.0, 0.25])],
 ];
 
-/// What each rank receives: values, row offsets, expert ids, (token, slot).
+/// The rows that each rank receives: values, row offsets, expert ids, (token, slot).
 pub struct Received {
     pub values: &'static [f32],
     pub row_offsets: &'static [u32],
@@ -57,10 +57,10 @@ pub const RECEIVED: [Received; 2] = [
 
 /// 0.5 * 2 + 2 * 3 and 1 * 4; 1 * 16 + 0.25 * 8.
 pub const SUMMED: [&[f32]; 2] = [&[7.0, 4.0], &[18.0]];
-/// A row a slot.
+/// A row per slot.
 pub const APART: [&[f32]; 2] = [&[2.0, 3.0, 4.0, 0.0], &[16.0, 8.0]];
 
-/// The BF16 bytes of one row a value: `v, 2v, v, 2v, ..`.
+/// The BF16 bytes of one row per value: `v, 2v, v, 2v, ..`.
 pub fn rows(values: &[f32]) -> Vec<u8> {
     let row = |&value: &f32| (0..HIDDEN).map(move |i| value * (1 + i % 2) as f32);
     values
@@ -137,13 +137,14 @@ impl Tensors {
     }
 
     pub fn combine_output(&self, apart: bool) -> CombineOutput {
-        match apart {
-            true => CombineOutput::Apart(self.apart),
-            false => CombineOutput::Summed(self.summed),
+        if apart {
+            CombineOutput::Apart(self.apart)
+        } else {
+            CombineOutput::Summed(self.summed)
         }
     }
 
-    /// Compares what was dispatched, and lets the experts answer in place.
+    /// Compares the outputs of a dispatch, and lets the experts answer in place.
     pub fn answer(&self, rank: &Communicator) {
         let wanted = &RECEIVED[rank.rank().0 as usize];
         let count = wanted.values.len();
@@ -170,7 +171,7 @@ impl Tensors {
             .unwrap();
     }
 
-    /// Compares what was combined.
+    /// Compares the outputs of a combine.
     pub fn compare(&self, rank: &Communicator, apart: bool) {
         let (wanted, at) = if apart {
             (APART, self.apart.at)
@@ -195,12 +196,12 @@ pub fn two_ranks(seed: u64, config: Config) -> (Vec<Communicator>, Vec<Tensors>)
     (ranks, tensors)
 }
 
-/// One rank with a token for each of its two experts, whose rounds nobody has to take part in.
+/// One rank with a token for each of its two experts, without peers.
 pub fn alone(config: Config) -> (Communicator, Tensors) {
     alone_with(config, &[(1.0, [0, 1], [1.0, 1.0])])
 }
 
-/// The same, with these tokens.
+/// One rank with two experts and these tokens, without peers.
 pub fn alone_with(config: Config, tokens: &[Token]) -> (Communicator, Tensors) {
     let group = Group::simulated(1, 1).unwrap();
     let experts = 2;
@@ -210,7 +211,7 @@ pub fn alone_with(config: Config, tokens: &[Token]) -> (Communicator, Tensors) {
     (rank, tensors)
 }
 
-/// Ends the round that stands open on all ranks, and finds no fault in it.
+/// Ends the open round of all ranks, and checks that it has no fault.
 pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
     for (rank, t) in ranks.iter_mut().zip(tensors) {
         let (input, output) = (t.combine_input(None), t.combine_output(false));

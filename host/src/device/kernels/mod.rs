@@ -20,32 +20,32 @@ mod target;
 
 pub(crate) use target::Target;
 
-/// What devices load to dispatch and combine. Cheap to clone.
+/// The kernels that devices load. Cheap to clone.
 ///
-/// The default are the kernels that this library was built with, for every GPU generation that it knows.
+/// By default these are the kernels that this library was built with, for every GPU generation that it knows.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kernels {
     plain: Option<Arc<Ptx>>,
     with_options: Option<Arc<OptionKernels>>,
 }
 
-/// Kernels with options that were given.
+/// The user's kernels with options.
 #[derive(PartialEq, Eq)]
 struct OptionKernels {
     ptx: Ptx,
-    /// Bytes of the user's epilogue, rounded up to 8; `None`: they have Ferry's own steps.
+    /// Bytes of the user's epilogue, rounded up to 8; `None` if they have Ferry's steps.
     epilogue_bytes: Option<usize>,
 }
 
 impl Kernels {
-    /// Kernels in a PTX text: that of a crate that has entries of the same names as Ferry's, of the same
-    /// arguments, and was linked with the `ferry-gpu` of this version, whose fingerprint of the memory layout
-    /// is compared. More entries are allowed; those that reach ranks of other nodes are needed by
-    /// `Group::nvshmem` alone, where all must be there. The text is for one architecture, which each
-    /// device compares with its own when a group is made. Kernels for a shape are made of it, too.
+    /// Kernels in a PTX text: that of a crate with entries of the same names and arguments as Ferry's,
+    /// linked with the `ferry-gpu` of this version, whose fingerprint of the memory layout
+    /// is compared. More entries are allowed; those that reach ranks of other nodes are needed only by
+    /// `Group::nvshmem`, and then all of them. The text is for one architecture, which each
+    /// device compares with its own when a group is made. Kernels for a shape are made from it, too.
     ///
     /// # Errors
-    /// All of [`KernelsError`]. Compiling the text is left to the devices.
+    /// All of [`KernelsError`]. The devices compile the text later.
     ///
     /// # Safety
     /// The kernels touch no other memory than Ferry's kernels of the same names and arguments would, and end
@@ -58,18 +58,17 @@ impl Kernels {
         })
     }
 
-    /// These, and as kernels with options those in a PTX text: that of a crate which declares them
+    /// Adds kernels with options from a PTX text: that of a crate which declares them
     /// with an epilogue of its own (`ferry_gpu::kernels_with_epilogue!`, `cargo xtask build-ptx
-    /// --manifest-path`). Combines that give an [`OwnEpilogue`](crate::OwnEpilogue) run on them,
-    /// and all other calls with options; combines with an option must give one.
+    /// --manifest-path`). Combines with an [`OwnEpilogue`](crate::OwnEpilogue) run on them,
+    /// and all other calls with options; combines with an option must have one.
     ///
     /// # Errors
-    /// All of [`KernelsError`]: every kernel with options must be there and take what Ferry's
-    /// takes, but for the epilogue, which all combines have. Compiling the text is left to the
-    /// devices.
+    /// All of [`KernelsError`]: every kernel with options must be present and take the same arguments as
+    /// Ferry's, except for the epilogue, which all combines have. The devices compile the text later.
     ///
     /// # Safety
-    /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than what it is given to read.
+    /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than its value refers to.
     pub unsafe fn with_epilogue(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
         let (ptx, bytes) = checked_with_options(text.into(), None)?;
         self.with_options = Some(Arc::new(OptionKernels {
@@ -79,12 +78,13 @@ impl Kernels {
         Ok(self)
     }
 
-    /// These, and as kernels with options those in a PTX text, as [`from_ptx`](Self::from_ptx) has it of
-    /// those without: Ferry's own with the steps of [`CombineSteps`](crate::CombineSteps), which another
-    /// compiler made.
+    /// Adds kernels with options from a PTX text, as [`from_ptx`](Self::from_ptx) does with
+    /// those without: Ferry's own with the steps of [`CombineSteps`](crate::CombineSteps), built by another
+    /// compiler.
     ///
     /// # Errors
-    /// As [`with_epilogue`](Self::with_epilogue); combines whose epilogue has not the size of Ferry's steps.
+    /// Those of [`with_epilogue`](Self::with_epilogue); combines whose epilogue does not have the size of
+    /// Ferry's steps.
     ///
     /// # Safety
     /// As [`from_ptx`](Self::from_ptx). The epilogue is Ferry's: only its size is compared.
@@ -97,11 +97,11 @@ impl Kernels {
         Ok(self)
     }
 
-    /// Checks PTX with other kernels, which the tests load beside these: each is there and takes one
-    /// parameter of so many bytes, and all were built from this library's memory layout.
+    /// Checks PTX with other kernels, which the tests load beside these: each is present and takes one
+    /// parameter of the given size, and all were built from this library's memory layout.
     ///
     /// # Errors
-    /// As [`from_ptx`](Self::from_ptx).
+    /// Those of [`from_ptx`](Self::from_ptx).
     #[doc(hidden)]
     pub fn check_others(text: &str, wanted: &[(&str, usize)]) -> Result<(), KernelsError> {
         let module = read(text)?;
@@ -112,19 +112,19 @@ impl Kernels {
         require_layout(&module)
     }
 
-    /// The kernels with options that were given.
+    /// The user's kernels with options; `None` for the default.
     #[cfg(feature = "cuda")]
     pub(crate) fn given_with_options(&self) -> Option<&Ptx> {
         self.with_options.as_deref().map(|given| &given.ptx)
     }
 
-    /// Bytes of the user's epilogue in them, rounded up to 8; `None`: they have Ferry's own steps.
+    /// Bytes of the user's epilogue, rounded up to 8; `None` if combines take Ferry's steps.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn epilogue_bytes(&self) -> Option<usize> {
         self.with_options.as_deref()?.epilogue_bytes
     }
 
-    /// What was given; `None` for the default.
+    /// The user's kernels without options; `None` for the default.
     #[cfg(feature = "cuda")]
     pub(crate) fn given(&self) -> Option<&Ptx> {
         self.plain.as_deref()
@@ -150,16 +150,16 @@ impl fmt::Debug for Kernels {
     }
 }
 
-/// A PTX text and what it was compiled for.
+/// A PTX text and its target.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Ptx {
     pub(crate) target: Target,
-    /// With a zero byte at its end.
+    /// The text, with a zero byte at its end.
     text: Cow<'static, str>,
 }
 
 impl Ptx {
-    /// A text with a zero byte at its end.
+    /// Wraps a text with a zero byte at its end.
     #[cfg(feature = "cuda")]
     pub(crate) const fn embedded(target: Target, text: &'static str) -> Self {
         Self {
@@ -188,7 +188,7 @@ pub(crate) fn read(text: &str) -> Result<Module, KernelsError> {
     }
 }
 
-/// What PTX was compiled for.
+/// Target of PTX.
 pub(crate) fn target_of(module: &Module) -> Result<Target, KernelsError> {
     let found = module.target.as_str();
     Target::parse(found).ok_or_else(|| KernelsError::Target {
@@ -196,7 +196,7 @@ pub(crate) fn target_of(module: &Module) -> Result<Target, KernelsError> {
     })
 }
 
-/// Kernels that fit this library.
+/// Checks that a text's kernels fit this library.
 fn checked(mut text: String) -> Result<Ptx, KernelsError> {
     let module = read(&text)?;
     let target = target_of(&module)?;
@@ -221,11 +221,12 @@ pub(crate) fn has_shmem(module: &Module) -> bool {
     Kernel::ALL.into_iter().any(of_other_nodes)
 }
 
-/// Which entries a PTX has of each kernel: with NVSHMEM also those that reach ranks of other nodes.
+/// The entries that a PTX has of each kernel: false, and with NVSHMEM true, for ranks of other nodes.
 pub(crate) fn reaches(module: &Module) -> &'static [bool] {
-    match has_shmem(module) {
-        true => &[false, true],
-        false => &[false],
+    if has_shmem(module) {
+        &[false, true]
+    } else {
+        &[false]
     }
 }
 
@@ -235,14 +236,14 @@ fn require_layout(module: &Module) -> Result<(), KernelsError> {
         .variable(FINGERPRINT_VARIABLE)
         .map(u64::from_le_bytes);
     let wanted = LAYOUT_FINGERPRINT;
-    match found == Some(wanted) {
-        true => Ok(()),
-        false => Err(KernelsError::Layout { wanted, found }),
+    if found == Some(wanted) {
+        return Ok(());
     }
+    Err(KernelsError::Layout { wanted, found })
 }
 
-/// Kernels with options that fit this library, and the bytes of their epilogue: `wanted`, or what the
-/// parameter of the fused combine says.
+/// Checks that a text's kernels with options fit this library, and returns the bytes of their epilogue, too:
+/// `wanted`, or those in the parameter of the fused combine.
 fn checked_with_options(
     mut text: String,
     wanted: Option<usize>,
@@ -278,8 +279,8 @@ fn checked_with_options(
     Ok((Ptx { target, text }, epilogue_bytes as usize))
 }
 
-/// Limits the registers of kernels whose blocks are larger than the others', unless they say how many they
-/// take: else the driver's compiler may give them so many that no block fits.
+/// Limits the registers of kernels whose blocks are larger than the others', unless they have a limit:
+/// otherwise the driver's compiler may use so many that no block fits.
 fn limit_registers(text: &mut String, module: &Module) {
     let larger = Kernel::ALL
         .into_iter()
@@ -292,14 +293,14 @@ fn limit_registers(text: &mut String, module: &Module) {
         (!says.contains(&true)).then_some((place, kernel.max_registers()))
     });
     let mut limits: Vec<_> = limits.collect();
-    // From the last to the first: the places before it stay.
+    // From the last to the first, so that earlier places stay valid.
     limits.sort_unstable();
     for (place, registers) in limits.into_iter().rev() {
         text.insert_str(place, &format!(".maxnreg {registers}\n"));
     }
 }
 
-/// Checks that a kernel is there and takes parameters of these sizes.
+/// Checks that a kernel is present and takes parameters of these sizes.
 pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(), KernelsError> {
     let Some(found) = module.kernel(kernel) else {
         return Err(KernelsError::Missing {
@@ -318,12 +319,12 @@ pub(crate) fn require(module: &Module, kernel: &str, wanted: &[u64]) -> Result<(
     })
 }
 
-/// Which of Ferry's kernels a PTX has.
+/// A set of Ferry's kernels in one PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelSet {
-    /// Those without options.
+    /// Kernels without options.
     Plain,
-    /// Those that take options, by the same names.
+    /// Kernels with options, with the same names.
     #[cfg_attr(
         not(any(test, feature = "cuda")),
         expect(dead_code, reason = "only devices load them")
@@ -332,7 +333,7 @@ pub(crate) enum KernelSet {
 }
 
 impl KernelSet {
-    /// The kernels that it has.
+    /// The kernels in the set.
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
         let has = move |kernel: &Kernel| match self {
             Self::Plain => !kernel.needs_options(),
@@ -342,7 +343,7 @@ impl KernelSet {
     }
 }
 
-/// Bytes of the struct that a kernel with options takes, of a combine without its epilogue.
+/// Bytes of the struct that a kernel with options takes, for a combine without its epilogue.
 pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
     let bytes = match kernel {
         Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch => {
@@ -364,7 +365,7 @@ const fn argument_bytes(kernel: Kernel) -> u64 {
         }
         Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => size_of::<CombineArgs>(),
         Kernel::FusedSilu => size_of::<SiluArgs>(),
-        // Not among those without options.
+        // Only with options.
         Kernel::LocalDispatch | Kernel::LocalCombine => 0,
     };
     bytes as u64

@@ -1,6 +1,6 @@
-//! The embedded PTX for one shape: what kernels would load from their parameter, and is the same in every
-//! launch of a communicator, is written into them, and what follows from it. The driver's compiler
-//! then drops what other shapes and formats need. Shorter code is faster code: with few tokens a
+//! The embedded PTX for one shape: loads of parameters that are the same in every
+//! launch of a communicator become constants, and so do results of these. The driver's compiler
+//! then drops the code of other shapes and formats. Shorter code is faster code: with few tokens a
 //! launch runs most of it once, and has to fetch it.
 
 use std::mem::offset_of;
@@ -12,7 +12,7 @@ mod folding;
 
 use folding::fold;
 
-/// The kernels that work in rounds; without peers on other nodes.
+/// The kernels of rounds, without peers on other nodes.
 pub(crate) const KERNELS: [Kernel; 8] = [
     Kernel::DispatchAsync,
     Kernel::DispatchWait,
@@ -24,7 +24,7 @@ pub(crate) const KERNELS: [Kernel; 8] = [
     Kernel::LocalCombine,
 ];
 
-/// `ptx` with the round's kernels for `shape`, and no others.
+/// Specializes `ptx`: it has the round's kernels for `shape`, and no others.
 pub(crate) fn specialised(ptx: &Module, shape: &Shape) -> String {
     let common = Common::of(shape);
     let mut text = String::with_capacity(ptx.text().len());
@@ -37,7 +37,7 @@ pub(crate) fn specialised(ptx: &Module, shape: &Shape) -> String {
         if function.is_kernel && !KERNELS.iter().any(is_of_round) {
             continue;
         }
-        // A function at a time: they name their registers alike.
+        // One function at a time, as all name their registers alike.
         let moved = ptx.text()[place.clone()]
             .lines()
             .map(|line| constant(line, &common).unwrap_or_else(|| line.to_owned()));
@@ -47,7 +47,7 @@ pub(crate) fn specialised(ptx: &Module, shape: &Shape) -> String {
     text
 }
 
-/// A move of what `line` loads, if it loads a part of a kernel's parameter that is the same in every launch.
+/// The move that replaces `line`, if that loads a part of a kernel's parameter that never changes.
 fn constant(line: &str, common: &Common) -> Option<String> {
     let rest = line.trim_start().strip_prefix("ld.param::entry.")?;
     let (width, rest) = rest.split_once(char::is_whitespace)?;
@@ -64,7 +64,7 @@ fn constant(line: &str, common: &Common) -> Option<String> {
     }
     let start: usize = offset.parse().ok()?;
     let start = start.checked_sub(COMMON_OFFSET)?;
-    // All that follows from the shape, which is its first.
+    // The shape, and all fields after it, which follow from it.
     let constants = offset_of!(Common, shape)..size_of::<Common>();
     if !constants.contains(&start) || start + bytes > constants.end {
         return None;
@@ -106,7 +106,7 @@ mod tests {
             "\tld.param::entry.b32 \t%r7, [ferry_dispatch_param_0+88];",
             "\tmov.b32 \t%r7, 7168;",
         );
-        // A field of its own before, this rank, what comes behind the layout, a function's
+        // A field before `common`, this rank, a field after the layout, a function's
         // parameter, no load at all.
         for offset in [16, 40, 392] {
             let line = format!("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+{offset}];");
@@ -130,7 +130,7 @@ mod tests {
         let text = special(&format!("/*\n\tmov.b32 \t%r1, 4;\n*/\n{loads}"));
         assert!(text.contains(loads), "{text}");
         assert!(!text.contains("my_combine"), "{text}");
-        // Registers that are named otherwise are given constants, but nothing is worked out with them.
+        // Registers with other names become constants, but nothing is computed with them.
         let text = special(
             "\t.reg .b64 \t%r<9>;\n\tld.param::entry.b32 \t%x, [ferry_combine_param_0+80];\n\
              \tmov.b64 \t%r1, 4;\n\tadd.s64 \t%r2, %r1, 1;",

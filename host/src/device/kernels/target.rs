@@ -1,8 +1,8 @@
-//! GPU generations, as PTX names them.
+//! GPU generations and their names in PTX.
 
 use std::fmt;
 
-/// What PTX was compiled for: "sm_90a".
+/// Target of PTX: "sm_90a".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The compute capability without its dot.
@@ -10,14 +10,14 @@ pub(crate) struct Target {
     reach: Reach,
 }
 
-/// Which devices run PTX for a target (PTX ISA, ".target").
+/// Devices that run PTX for a target (PTX ISA, ".target").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Those of the same or a later capability.
+    /// Devices of the same or a later capability.
     Later,
-    /// Those of the same family.
+    /// Devices of the same family.
     Family,
-    /// Those of that very capability.
+    /// Devices of that very capability.
     Own,
 }
 
@@ -40,7 +40,7 @@ impl Target {
         reach: Reach::Own,
     };
 
-    /// Reads a name. `None` where it is none, or older than what Ferry's kernels need.
+    /// Reads a name; `None` if it is not one, or older than Ferry's kernels need.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let name = name.strip_prefix("sm_")?;
         let (digits, reach) = if let Some(digits) = name.strip_suffix('a') {
@@ -57,7 +57,7 @@ impl Target {
         (number >= Self::SM_80.number).then_some(Self { number, reach })
     }
 
-    /// Whether a device of compute capability `major`.`minor` runs it.
+    /// Whether a device of compute capability `major`.`minor` runs PTX for this target.
     pub(crate) const fn runs_on(self, major: u32, minor: u32) -> bool {
         let device = 10 * major + minor;
         match self.reach {

@@ -1,4 +1,4 @@
-//! What is taken and what is refused, by the text alone.
+//! Acceptance and refusal of kernels by their text.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn ptx() -> String {
     ptx_of(KernelSet::Plain.kernels(), argument_bytes)
 }
 
-/// A PTX with every kernel with options, whose epilogue has so many bytes.
+/// A PTX with every kernel with options, whose epilogue has `epilogue` bytes.
 fn ptx_with_options(epilogue: u64) -> String {
     ptx_of(KernelSet::WithOptions.kernels(), |kernel| {
         let combines = kernel.name().contains("combine");

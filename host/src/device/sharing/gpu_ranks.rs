@@ -1,9 +1,9 @@
-//! The ranks of a group that are on one GPU, and each one's part of it.
+//! The ranks of a group on one GPU, and each one's part of it.
 
 use ferry_layout::{Kernel, Rank};
 
-/// A GPU, and the ranks of a group that are on it, of whichever process. More than one are there only
-/// where the group was made to share GPUs (`GroupOptions::share_gpus`).
+/// A GPU and the ranks of a group on it, of any process. There is more than one only
+/// if the group shares GPUs (`GroupOptions::share_gpus`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuRanks {
     gpu: String,
@@ -11,48 +11,48 @@ pub struct GpuRanks {
 }
 
 impl GpuRanks {
-    /// The GPU with this name, which no other GPU has, and its ranks, each with as many multiprocessors as
+    /// The GPU with this unique name, and its ranks, each with the number of multiprocessors that
     /// its context reports.
     pub fn new(gpu: impl Into<String>, ranks: impl IntoIterator<Item = (Rank, u32)>) -> Self {
         let (gpu, ranks) = (gpu.into(), ranks.into_iter().collect());
         Self { gpu, ranks }
     }
 
-    /// The one of these that `rank` is on.
+    /// The GPU of `rank`, among these.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn of(gpus: &[Self], rank: Rank) -> Option<&Self> {
         gpus.iter()
             .find(|gpu| gpu.ranks().any(|other| other == rank))
     }
 
-    /// Its name, as the driver's tools write it.
+    /// Name of the GPU, as the driver's tools write it.
     pub fn gpu(&self) -> &str {
         &self.gpu
     }
 
-    /// The ranks, in the order in which they were given.
+    /// The ranks, in the order of [`new`](Self::new).
     pub fn ranks(&self) -> impl ExactSizeIterator<Item = Rank> + '_ {
         self.ranks.iter().map(|&(rank, _)| rank)
     }
 
-    /// Whether there is more than one.
+    /// Whether there is more than one rank.
     pub const fn is_shared(&self) -> bool {
         self.ranks.len() > 1
     }
 
-    /// Multiprocessors of the GPU, as far as its ranks know: the most that the context of any of them
-    /// reports. Under MPS with a percentage for each process a context reports its share alone, so that this
-    /// is the largest share where all have one.
+    /// Number of multiprocessors of the GPU, as far as its ranks know: the largest that the context of any of
+    /// them reports. Under MPS with a percentage for each process a context reports only its share, so this
+    /// is the largest share if all processes have one.
     pub fn multiprocessors(&self) -> u32 {
         let most = self.ranks.iter().map(|&(_, reported)| reported).max();
         most.unwrap_or(0).max(1)
     }
 
-    /// Most multiprocessors that a kernel of `rank` occupies, where its [`Config::max_sms`](crate::Config)
-    /// is `max_sms`; `None` for all. Of a rank that shares the GPU it is the least of that, of what its
-    /// context reports, and of [the most that any of its ranks' reports](Self::multiprocessors) divided by
-    /// its ranks, but at least 1. So the kernels of all ranks find room at one time; side by side, there
-    /// are at most as many ranks. Percentages of MPS that divide the GPU already divide it twice: set none.
+    /// Most multiprocessors that a kernel of `rank` occupies, if its [`Config::max_sms`](crate::Config)
+    /// is `max_sms`; `None` for all. For a rank that shares the GPU it is the least of that, of the number
+    /// that its context reports, and of [the GPU's](Self::multiprocessors) divided by the number of
+    /// ranks, but at least 1. So the kernels of all ranks fit at one time; side by side, there
+    /// are at most as many ranks. Percentages of MPS that divide the GPU would divide it twice: set none.
     pub fn limit(&self, rank: Rank, max_sms: Option<u32>) -> Option<u32> {
         let Some(reported) = self.reported(rank).filter(|_| self.is_shared()) else {
             return max_sms;
@@ -62,14 +62,14 @@ impl GpuRanks {
         Some(max_sms.map_or(part, |most| most.min(part)))
     }
 
-    /// Multiprocessors that the context of `rank` reports, if it is here.
+    /// Number of multiprocessors that the context of `rank` reports, if it is on this GPU.
     fn reported(&self, rank: Rank) -> Option<u32> {
         let mut ranks = self.ranks.iter();
         let &(_, reported) = ranks.find(|&&(other, _)| other == rank)?;
         Some(reported)
     }
 
-    /// Blocks of a kernel of `rank` with this [`limit`](Self::limit).
+    /// Number of blocks of a kernel of `rank` with its [`limit`](Self::limit).
     pub(crate) fn blocks(&self, rank: Rank, max_sms: Option<u32>) -> u32 {
         let reported = self.reported(rank).unwrap_or(1);
         Kernel::blocks(self.limit(rank, max_sms), reported)
@@ -94,7 +94,7 @@ mod tests {
             (&[132; 4], 2, Some(8), Some(8)),
             (&[132; 4], 2, Some(90), Some(33)),
             (&[132; 5], 4, None, Some(26)),
-            // A process that MPS gives a tenth, beside one without a limit.
+            // A process with a tenth under MPS, beside one without a limit.
             (&[132, 14], 0, None, Some(66)),
             (&[132, 14], 1, None, Some(14)),
             // Percentages that divide the GPU already divide it twice: 4 processes at 25 %.

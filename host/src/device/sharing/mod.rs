@@ -1,4 +1,4 @@
-//! Ranks that share a GPU: which they are, the room that they have, and the order of their launches.
+//! Ranks that share a GPU: their parts of it, their room, and the order of their launches.
 
 pub(crate) mod gpu_ranks;
 pub(crate) mod one_stream;

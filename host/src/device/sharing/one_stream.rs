@@ -1,13 +1,13 @@
 //! The order in which ranks of a process that share a GPU enqueue kernels that wait for each other.
 //!
-//! A kernel behind another one in a stream begins after that has ended. So a rank's kernel must not come
-//! behind a kernel of another rank that waits for it. What a kernel sends and waits for is counted in halves
+//! A kernel begins after the preceding one in its stream has ended. So a rank's kernel must not follow
+//! a kernel of another rank that waits for it. Sends and waits are counted in halves
 //! of rounds: the dispatch of round n is half 2n - 1, its combine half 2n. All ranks of a communicator make
 //! the same calls, so halves with the same number belong together.
 //!
-//! What is captured does not run, and counts for its graph alone, from the half with which each rank begins
-//! there. When the graph is launched, it counts as if its calls were made. Of a graph that others than
-//! `CudaDevice::capture` make no launch is seen: behind such a capture only captures are looked at.
+//! Captured calls do not run, and count only for their graph, from the half with which each rank begins
+//! there. When the graph is launched, it counts as if its calls were made. Launches of graphs that
+//! `CudaDevice::capture` did not make are not seen: after such a capture only captures are checked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,17 +21,17 @@ use crate::tensor::handles::Stream;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod graphs;
 
-/// Most captures that are remembered whose graphs did not come about.
+/// Most captures that are kept without having become graphs.
 const MOST_RECORDINGS: usize = 64;
 
-/// What is being captured.
+/// Captures in progress.
 static RECORDINGS: Mutex<Vec<Recording>> = Mutex::new(Vec::new());
 
-/// What follows one after another: a stream, or in a capture what was enqueued on it.
+/// A sequence of kernels that run one after another: a stream, or its part of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lane {
     line: Line,
-    /// The number of the capture.
+    /// The number of the capture, if any.
     capture: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ enum Line {
 }
 
 impl Lane {
-    /// That of `stream`, which is in the capture with this number, or in none.
+    /// The lane of `stream`, which is in the capture with this number, or in none.
     pub(crate) fn of(stream: Stream, capture: Option<u64>) -> Self {
         let line = match stream.handle() {
             0 | 1 => Line::Default,
@@ -59,9 +59,9 @@ impl Lane {
 /// The ranks of a communicator that this process drives on one GPU: at least two.
 pub(crate) struct Order {
     ranks: Vec<Rank>,
-    /// What was enqueued, captures apart.
+    /// Enqueued halves, without captures.
     enqueued: Mutex<Halves>,
-    /// A graph was captured that launches unseen.
+    /// Whether a graph was captured whose launches are not seen.
     is_uncertain: AtomicBool,
 }
 
@@ -72,25 +72,25 @@ pub(crate) struct Turn {
     index: usize,
 }
 
-/// A capture, and what ranks of an order have enqueued in it.
+/// A capture, and the halves that ranks of an order have enqueued in it.
 struct Recording {
     capture: u64,
     order: Arc<Order>,
     halves: Halves,
 }
 
-/// How far the ranks of an order are.
+/// Progress of the ranks of an order.
 struct Halves {
-    /// By index; `None` for a rank that enqueued nothing here.
+    /// Progress of each rank by index; `None` for a rank that enqueued nothing here.
     ranks: Vec<Option<Progress>>,
-    /// Kernels that wait for halves, the last in each lane of each rank, and such as were met since.
+    /// Kernels that wait for halves: the last in each lane of each rank, and some whose waits are met.
     waits: Vec<Wait>,
-    /// Reservations whose launches are being made: until then no wait is forgotten.
+    /// Number of reservations whose launches are in progress: until then no wait is forgotten.
     reserved: usize,
 }
 
-/// Kernels that count as enqueued while their launch is being made, so that no other thread's kernel comes
-/// between check and launch. Dropped before it was [`launched`](Self::launched), it is taken back.
+/// Kernels that count as enqueued while their launch is in progress, so that no other thread's kernel comes
+/// between check and launch. A drop before [`launched`](Self::launched) takes them back.
 #[must_use]
 pub(crate) struct Reserved {
     order: Arc<Order>,
@@ -102,7 +102,7 @@ pub(crate) struct Reserved {
 /// A change of a rank's progress that can be taken back.
 struct Step {
     index: usize,
-    /// Halves that it sends.
+    /// Number of halves that it sends.
     sends: u64,
     before: Option<Progress>,
     wait: Option<Wait>,
@@ -132,7 +132,7 @@ struct Wait {
     until: u64,
 }
 
-/// What a kernel does to the others' kernels.
+/// Effect of a kernel on the others' kernels.
 struct Effect {
     /// Whether it sends the next half.
     sends: bool,
@@ -141,11 +141,11 @@ struct Effect {
 }
 
 impl Effect {
-    /// That of a rank that has sent so many halves.
+    /// Effect of `kernel` of a rank that has sent `sent` halves.
     const fn of(kernel: Kernel, sent: u64) -> Self {
         let (sends, until) = match kernel {
             Kernel::Dispatch | Kernel::Combine => (true, sent + 1),
-            // For credits of the round before.
+            // Waits for credits of the round before.
             Kernel::DispatchAsync => (true, sent),
             Kernel::DispatchWait | Kernel::CombineWait => (false, sent),
             Kernel::CombineAsync => (true, 0),
@@ -165,7 +165,7 @@ const fn before(kernel: Kernel) -> u64 {
 }
 
 impl Halves {
-    /// Of ranks that have enqueued nothing yet.
+    /// Progress of ranks that have enqueued nothing yet.
     fn new(ranks: usize) -> Self {
         Self {
             ranks: vec![None; ranks],
@@ -184,13 +184,13 @@ impl Halves {
         })
     }
 
-    /// What stands in `lane` and waits for the half behind `sent` of the rank at `index`.
+    /// The kernel in `lane` that waits for the half after `sent` of the rank at `index`.
     fn waiting(&self, index: usize, sent: u64, lane: Lane) -> Option<&Wait> {
         let mut waits = self.waits.iter();
         waits.find(|wait| wait.lane == lane && wait.index != index && wait.until > sent)
     }
 
-    /// What `kernel` of the rank at `index` must not come behind.
+    /// The kernel that `kernel` of the rank at `index` must not follow, if it is in `lane`.
     fn conflict(&self, index: usize, kernel: Kernel, lane: Lane) -> Option<&Wait> {
         let Progress { sent, .. } = self.progress(index, kernel);
         let sends = Effect::of(kernel, sent).sends;
@@ -222,7 +222,7 @@ impl Halves {
         }
     }
 
-    /// Counts as if the step had not been made.
+    /// Undoes the step.
     fn take_back(&mut self, step: &Step) {
         let sent = self.ranks[step.index].map_or(0, |progress| progress.sent);
         self.ranks[step.index] = step.before.map(|before| Progress {
@@ -235,8 +235,8 @@ impl Halves {
         }
     }
 
-    /// Forgets waits that were met, and those with a later one of the same rank in the same lane, which waits
-    /// for more. Not while a step may be taken back.
+    /// Forgets waits that are met, and those with a later one of the same rank in the same lane, which waits
+    /// for more. Not while a step may be undone.
     fn settle(&mut self) {
         self.reserved = self.reserved.saturating_sub(1);
         if self.reserved > 0 {
@@ -251,7 +251,7 @@ impl Halves {
         }
     }
 
-    /// Whether all that it waits for was enqueued.
+    /// Whether all halves that it waits for were enqueued.
     fn is_met(&self, wait: &Wait) -> bool {
         let mut ranks = self.ranks.iter().enumerate();
         ranks.all(|(index, progress)| {
@@ -284,7 +284,7 @@ impl Order {
         (0..order.ranks.len()).map(turn).collect()
     }
 
-    /// Changes what counts as enqueued, or in the capture, if there is something.
+    /// Changes the enqueued halves, or those of the lane's capture, if it is recorded.
     fn change<T>(&self, lane: Lane, change: impl FnOnce(&mut Halves) -> T) -> Option<T> {
         let Some(capture) = lane.capture else {
             return Some(change(&mut lock(&self.enqueued)));
@@ -296,7 +296,7 @@ impl Order {
         Some(change(&mut known.halves))
     }
 
-    /// Makes a place for what is captured. Of too many, one of another capture is forgotten.
+    /// Adds a recording for a capture. If there are too many, one of another capture is forgotten.
     fn record(self: &Arc<Self>, capture: u64) {
         let mut recordings = lock(&RECORDINGS);
         if recordings.iter().any(|known| known.is(capture, self)) {
@@ -314,8 +314,8 @@ impl Order {
         });
     }
 
-    /// Enters what `enter` gives unless `refused` finds something, both under one lock. Where launches are
-    /// unseen, nothing is refused.
+    /// Makes the steps of `enter` unless `refused` returns an error, both under one lock. If launches are
+    /// not seen, nothing is refused.
     fn reserve(
         self: &Arc<Self>,
         lane: Lane,
@@ -358,12 +358,12 @@ impl Recording {
 }
 
 impl Turn {
-    /// Whose it is.
+    /// The rank of this place.
     pub(crate) fn rank(&self) -> Rank {
         self.order.ranks[self.index]
     }
 
-    /// Refuses a kernel that would come behind one that waits for it; else counts it as enqueued.
+    /// Refuses a kernel that would follow one that waits for it; otherwise counts it as enqueued.
     pub(crate) fn reserve(&self, kernel: Kernel, lane: Lane) -> Result<Reserved, SharedGpuError> {
         let (order, index) = (&self.order, self.index);
         let refused = |halves: &Halves| {
@@ -377,7 +377,7 @@ impl Turn {
 }
 
 impl Reserved {
-    /// Keeps what was entered. `is_seen`: should it be a part of a graph, its launches will be seen.
+    /// Keeps the steps. `is_seen`: whether launches will be seen, if it is a part of a graph.
     pub(crate) fn launched(mut self, is_seen: bool) {
         if self.lane.capture.is_some() && !is_seen {
             self.order.is_uncertain.store(true, Ordering::Relaxed);

@@ -1,20 +1,20 @@
-//! Whether every process has a GPU of its own, or shares one as it was told to.
+//! Checks that every process has a GPU of its own, or shares one only if all its ranks may.
 
 use ferry_layout::Rank;
 
 use crate::device::sharing::gpu_ranks::GpuRanks;
 use crate::error::{Error, SharedGpuError};
 
-/// Where Linux names a machine's boot: the same in all its containers.
+/// File in which Linux names a machine's boot: the same in all its containers.
 #[cfg(feature = "cuda")]
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// A GPU, and the machine that it is in.
+/// A GPU and its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
-    /// The driver's; of a part of a GPU, the part's.
+    /// The driver's identifier; for a part of a GPU, that of the part.
     pub(crate) uuid: [u8; 16],
-    /// Empty where it is not known.
+    /// The machine's boot; empty if it is not known.
     pub(crate) machine: String,
 }
 
@@ -27,13 +27,13 @@ impl Gpu {
         Self { uuid, machine }
     }
 
-    /// For other ranks: the identifier, the length of the machine's name, the name.
+    /// Bytes for other ranks: the identifier, the length of the machine's name, the name.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let length = [self.machine.len() as u8];
         [&self.uuid, &length[..], self.machine.as_bytes()].concat()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave, and the bytes behind it.
+    /// Reads the bytes of [`to_bytes`](Self::to_bytes), and returns the rest, too.
     pub(crate) fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (&uuid, rest) = bytes.split_first_chunk()?;
         let (&length, rest) = rest.split_first()?;
@@ -42,7 +42,7 @@ impl Gpu {
         Some((Self { uuid, machine }, rest))
     }
 
-    /// As the driver's tools write it.
+    /// Name of the GPU, as the driver's tools write it.
     pub(crate) fn name(&self) -> String {
         let digits: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
@@ -50,28 +50,28 @@ impl Gpu {
     }
 }
 
-/// On which terms a rank is on its GPU.
+/// Terms of a rank on its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// Multiprocessors that its context reports.
+    /// Number of multiprocessors that its context reports.
     pub(crate) multiprocessors: u32,
-    /// Whether others may be there, too.
+    /// Whether other ranks may use the GPU, too.
     pub(crate) shares: bool,
-    /// Whether its kernels run beside those of other processes: it is a client of MPS. Else they take turns.
+    /// Whether its kernels run beside those of other processes (clients of MPS), instead of in turns.
     pub(crate) runs_beside_others: bool,
 }
 
 impl Terms {
     pub(crate) const BYTES: usize = 5;
 
-    /// For other ranks.
+    /// Bytes for other ranks.
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let [a, b, c, d] = self.multiprocessors.to_le_bytes();
         let flags = u8::from(self.shares) | u8::from(self.runs_beside_others) << 1;
         [a, b, c, d, flags]
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave, and the bytes behind it.
+    /// Reads the bytes of [`to_bytes`](Self::to_bytes), and returns the rest, too.
     pub(crate) fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (&multiprocessors, rest) = bytes.split_first_chunk()?;
         let (&flags, rest) = rest.split_first()?;
@@ -84,7 +84,7 @@ impl Terms {
     }
 }
 
-/// The GPUs of all ranks, and who is on each. Refuses one that two ranks have, but where all that are there
+/// The GPUs of all ranks, and the ranks on each. Refuses a GPU with two ranks, unless all of its ranks
 /// share it, as their kernels wait for each other; and more ranks side by side than it has multiprocessors.
 pub(crate) fn require_own(ranks: &[(Gpu, Terms)]) -> Result<Vec<GpuRanks>, Error> {
     let mut gpus = Vec::new();
@@ -94,9 +94,10 @@ pub(crate) fn require_own(ranks: &[(Gpu, Terms)]) -> Result<Vec<GpuRanks>, Error
         }
         let here = (0..).zip(ranks).filter(|(_, (other, _))| other == gpu);
         let mut others = here.clone().skip(1);
-        let refused = match terms.shares {
-            true => others.find(|(_, (_, terms))| !terms.shares),
-            false => others.next(),
+        let refused = if terms.shares {
+            others.find(|(_, (_, terms))| !terms.shares)
+        } else {
+            others.next()
         };
         if let Some((second, _)) = refused {
             return Err(Error::GpuShared {
@@ -125,7 +126,7 @@ pub(crate) fn require_own(ranks: &[(Gpu, Terms)]) -> Result<Vec<GpuRanks>, Error
     Ok(gpus)
 }
 
-/// The first rank that shares its GPU, and takes turns there with other processes' kernels.
+/// The first rank that shares its GPU and whose kernels take turns there with other processes'.
 pub(crate) fn takes_turns(gpus: &[GpuRanks], ranks: &[(Gpu, Terms)]) -> Option<Rank> {
     let shared = gpus.iter().filter(|gpu| gpu.is_shared());
     let takes_turns = |rank: &Rank| !ranks[rank.0 as usize].1.runs_beside_others;
@@ -221,7 +222,7 @@ mod tests {
             ),
             "{refused}"
         );
-        // In turns, each has all of them.
+        // In turns, each rank has all multiprocessors.
         ranks(4, false).unwrap();
     }
 

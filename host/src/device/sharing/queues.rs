@@ -1,24 +1,24 @@
 //! Hardware queues, of which a process has too few for many ranks.
 //!
-//! The driver gives streams with work a queue each as long as there are any; beyond that, streams share one
-//! and wait for each other's kernels, whatever the multiprocessors could hold, so that a rank's kernel may
-//! stand behind one that waits for it. (Seen on an H200 with driver 580: of 40 streams none held up another
-//! while two had work; with 32 queues, 4 ranks and 28 other streams that waited went on, 4 ranks and 32 did
-//! not.)
+//! The driver gives each stream with work a queue of its own as long as there are any; beyond that, streams
+//! share one and wait for each other's kernels, even if multiprocessors are free, so that a rank's kernel may
+//! be queued after one that waits for it. (Seen on an H200 with driver 580: of 40 streams none held up
+//! another while two had work; with 32 queues, 4 ranks and 28 other streams that waited went on, 4 ranks and
+//! 32 did not.)
 
 use std::ffi::OsStr;
 
 use crate::error::notice::Notice;
 
-/// What tells the driver how many queues to make, read as it is initialized.
+/// Variable with the number of queues, which the driver reads when it is initialized.
 pub(crate) const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Most that there can be.
+/// Largest number of queues.
 const MOST: u32 = 32;
-/// Those of a process that does not say.
+/// Number of queues if the variable is not set.
 const UNSET: u32 = 8;
 
-/// Warns where `ranks` of this process share a GPU, and it has fewer queues than it can have. The driver
-/// cannot be asked how many it has made. So the variable is read, for the warning alone: nothing else
+/// Warns that `ranks` of this process share a GPU, if the process has fewer queues than it could have. The
+/// driver cannot be asked how many it has made. So the variable is read, only for this warning: nothing else
 /// depends on it.
 pub(crate) fn warn(ranks: usize) {
     static FEW: Notice = Notice::new();
@@ -38,7 +38,7 @@ pub(crate) fn warn(ranks: usize) {
     ));
 }
 
-/// Queues that the driver makes of the variable's value.
+/// Number of queues for this value of the variable.
 fn queues(value: Option<&OsStr>) -> u32 {
     let number = value.and_then(OsStr::to_str);
     let number = number.and_then(|text| text.trim().parse().ok());

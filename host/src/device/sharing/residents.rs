@@ -1,5 +1,5 @@
-//! The communicators of this process, by the GPUs where their kernels wait for peers, and whether all find
-//! room there at one time.
+//! The communicators of this process by GPU, and whether all kernels that wait for peers fit there at one
+//! time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use ferry_layout::Rank;
 
 use crate::error::SharedGpuError;
 
-/// Those that are open, or that a graph will launch.
+/// Communicators that are open, or that a graph may launch.
 static RESIDENTS: Mutex<Residents> = Mutex::new(Residents {
     all: Vec::new(),
     next: 0,
@@ -26,8 +26,9 @@ pub(crate) struct Resident {
     pub(crate) multiprocessors: u32,
     /// Whether its group has other ranks there.
     pub(crate) is_shared: bool,
-    /// Which group it is of, by a number, and of which kind: "local".
+    /// Number that identifies its group.
     pub(crate) group: usize,
+    /// Kind of its group: "local".
     pub(crate) kind: &'static str,
     pub(crate) rank: Rank,
     /// Most blocks of its kernels, a multiprocessor each.
@@ -47,10 +48,10 @@ fn all() -> MutexGuard<'static, Residents> {
     RESIDENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the ranks of a communicator in, if with them all residents find room on each GPU.
+/// Admits the ranks of a communicator, if with them all residents fit on each GPU.
 ///
-/// Of a rank its largest communicator counts: a rank's communicators may be ordered in one stream. GPUs
-/// that no group shares are not looked at. Ranks of other processes are not known here: a group divides a GPU
+/// Only the largest communicator of a rank counts: a rank's communicators may be ordered in one stream. GPUs
+/// that no group shares are not checked. Ranks of other processes are not known here: a group divides a GPU
 /// among all of its own, but two groups of the same processes are not added up.
 pub(crate) fn admit(ranks: Vec<Resident>) -> Result<Vec<Residence>, SharedGpuError> {
     let mut residents = all();
@@ -68,7 +69,7 @@ pub(crate) fn admit(ranks: Vec<Resident>) -> Result<Vec<Residence>, SharedGpuErr
     Ok(ranks.into_iter().map(admit).collect())
 }
 
-/// Whether those of one GPU find room on it.
+/// Checks that the residents of one GPU fit on it.
 fn require_room<'r>(
     here: impl Iterator<Item = &'r Resident> + Clone,
 ) -> Result<(), SharedGpuError> {

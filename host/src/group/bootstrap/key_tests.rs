@@ -10,7 +10,7 @@ use crate::group::bootstrap::key::{Prover, Random, random};
 const KEY: &[u8] = b"correct horse battery staple";
 const OTHER: &[u8] = b"another key";
 const DOING: &str = "a test";
-/// So many strangers at once.
+/// Number of strangers at once.
 const CROWD: usize = 256;
 
 fn long() -> Limit {
@@ -28,10 +28,10 @@ fn start(rank: u32, ranks: u32, address: SocketAddr) -> thread::JoinHandle<Joine
     thread::spawn(move || connect(rank, ranks, address, Some(KEY)))
 }
 
-/// The proof that somebody gives, made of what was said so far.
+/// A proof, made from the messages so far.
 type Proof = Box<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
 
-/// What a stranger does to take a rank's place.
+/// A stranger's attempt to take a rank's place.
 struct Attempt {
     name: &'static str,
     hello: Vec<u8>,
@@ -40,7 +40,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// What rank 0 at `address` says last, over `stream`.
+    /// The last message of rank 0 at `address`, over `stream`.
     fn make(&self, address: SocketAddr, stream: TcpStream) -> Result<u32, BootstrapError> {
         let mut host = Peer::new(0, 2, address, stream)?;
         host.send(0, &self.hello, DOING, long())?;
@@ -55,7 +55,7 @@ impl Attempt {
     }
 }
 
-/// A hello as rank 1 of so many, with a random number.
+/// A hello as rank 1 of `ranks`, with a random number.
 fn hello_of(ranks: u32) -> Vec<u8> {
     let hello = Hello {
         rank: 1,
@@ -66,7 +66,7 @@ fn hello_of(ranks: u32) -> Vec<u8> {
     hello.bytes()
 }
 
-/// All that somebody between rank 1 and rank 0 hears as `ranks` meet: hello, challenge, proof, welcome.
+/// All messages between rank 1 and rank 0 when `ranks` meet: hello, challenge, proof, welcome.
 fn overhear(ranks: u32) -> [Vec<u8>; 4] {
     let address = free_address();
     let between = TcpListener::bind(free_address()).unwrap();
@@ -97,7 +97,7 @@ fn overhear(ranks: u32) -> [Vec<u8>; 4] {
     heard
 }
 
-/// Everything that strangers try to be taken for rank 1, but saying nothing.
+/// All attempts of strangers to be taken for rank 1, except silence.
 fn attempts(ranks: u32) -> Vec<Attempt> {
     let [hello, _, proof, welcome] = overhear(ranks);
     let mine = hello_of(ranks);
@@ -291,7 +291,7 @@ fn ranks_without_the_same_key_are_told_so_on_both_sides() {
     }
 }
 
-/// What a rank with the key says to a rank 0 that does `host`.
+/// The error of a rank with the key at a rank 0 that does `host`.
 fn meet_stranger(host: impl FnOnce(&mut Peer)) -> BootstrapError {
     let listener = TcpListener::bind(free_address()).unwrap();
     let one = start(1, 2, listener.local_addr().unwrap());

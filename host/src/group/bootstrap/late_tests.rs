@@ -1,4 +1,4 @@
-//! Ranks that come late, give up or end, behind a message that was sent before.
+//! Ranks that come late, give up or end, after a message that was sent before.
 
 use super::*;
 
@@ -14,19 +14,19 @@ fn three() -> [TcpBootstrap; 3] {
     met(3, LONG).try_into().unwrap()
 }
 
-/// Sends what the first call of a rank other than 0 sends first.
+/// Sends the first message of a call of a rank other than 0.
 fn send_call(rank: &mut TcpBootstrap) {
     rank.peers[0].send(1, &[], ALL, long()).unwrap();
 }
 
-/// Receives what everybody gave, as a call does.
+/// Receives the bytes of all ranks, as a call does.
 fn receive_all(rank: &mut TcpBootstrap) {
     for _ in 0..rank.ranks {
         rank.peers[0].receive(1, ALL, long()).unwrap();
     }
 }
 
-/// What a rank hears next.
+/// The next message of a rank.
 fn hear(mut rank: TcpBootstrap) -> Result<Vec<u8>, BootstrapError> {
     rank.peers[0].receive(1, ALL, long())
 }
@@ -93,7 +93,7 @@ fn a_rank_that_gave_up_names_nobody_that_may_be_there() {
         let error = rank.barrier().unwrap_err();
         assert_eq!(error.lost_rank(), None, "rank {}: {error}", rank.rank);
         assert!(error.to_string().contains("did not answer"), "{error}");
-        // It stays connected: the next one is told, not left.
+        // It stays connected: the next rank gets a message, not a broken connection.
         std::mem::forget(rank);
     }
 }

@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 
 use crate::error::bootstrap::BootstrapError;
 
-/// First in every message of a call; the digit is raised when messages change.
+/// Tag of every message of a call; the digit is raised when messages change.
 const CALL: u32 = u32::from_le_bytes(*b"FRY3");
-/// First in the message that a rank was lost: its number is that rank or [`NOBODY`], its payload the reason.
+/// Tag of the message that a rank was lost: its number is that rank or [`NOBODY`], its payload the reason.
 const LOST: u32 = u32::from_le_bytes(*b"FRYL");
-/// Stands for the lost rank where the sender gave up and does not know of one.
+/// Number instead of the lost rank if the sender gave up and knows of none.
 const NOBODY: u32 = u32::MAX;
-/// A tag, a number, the payload's length.
+/// Bytes of a tag, a number and the payload's length.
 const HEADER_BYTES: usize = 16;
-/// Longest payload taken.
+/// Longest payload that is accepted.
 pub const MAX_BYTES: u64 = 64 << 20;
-/// How long rank 0 lets a newcomer take to say who it is, and to prove its key: strangers may connect, too.
-/// Also how long telling that a rank was lost may take.
+/// Time for a newcomer to identify itself, and to prove its key: strangers may connect, too.
+/// Also the time for telling that a rank was lost.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between two looks at what has come.
+/// Pause between two polls.
 pub const PAUSE: Duration = Duration::from_millis(1);
 
-/// When a call must have ended.
+/// End of a call's time.
 #[derive(Clone, Copy)]
 pub struct Limit {
     pub timeout: Duration,
-    /// `None`: never, for a timeout that no clock reaches.
+    /// End of the time; `None` for a timeout that no clock reaches.
     end: Option<Instant>,
 }
 
@@ -38,7 +38,7 @@ impl Limit {
         }
     }
 
-    /// Time left; `None` once there is none. At most a day, which sockets accept.
+    /// Remaining time; `None` once there is none. At most a day, which sockets accept.
     pub fn left(self) -> Option<Duration> {
         let day = Duration::from_secs(24 * 60 * 60);
         let left = self
@@ -47,30 +47,30 @@ impl Limit {
         (!left.is_zero()).then(|| left.min(day))
     }
 
-    /// This, but long enough for a short message to a peer that is listening.
+    /// This limit, extended if necessary for a short message to a peer that is listening.
     pub fn at_least(self) -> Self {
         Self::of(self.left().unwrap_or_default().max(HELLO_TIMEOUT))
     }
 }
 
-/// A message that has come whole.
+/// A complete message.
 pub struct Message {
     pub number: u32,
     pub bytes: Vec<u8>,
 }
 
-/// Why no call is made any more.
+/// Reason why no call is made any more.
 #[derive(Clone, Debug)]
 pub struct Loss {
-    /// Who was lost; `None` where somebody gave up, and nobody is known to be lost.
+    /// The lost rank; `None` if a rank gave up and none is known to be lost.
     lost: Option<u32>,
-    /// Who gave up.
+    /// The rank that gave up.
     by: u32,
     reason: String,
 }
 
 impl Loss {
-    /// What `error` on rank `by` means. One that is nobody else's fault is its own.
+    /// Loss for `error` on rank `by`. If no other rank is at fault, that rank is.
     pub fn of(error: &BootstrapError, by: u32) -> Self {
         let (lost, reason) = match error {
             BootstrapError::Lost { rank, reason } => (Some(*rank), reason.clone()),
@@ -103,11 +103,11 @@ pub struct Peer {
     /// Size of the group.
     ranks: u32,
     pub address: SocketAddr,
-    /// Does not block.
+    /// The connection, in non-blocking mode.
     stream: TcpStream,
-    /// What has come of the next message.
+    /// Received bytes of the next message.
     received: Vec<u8>,
-    /// A message to it was cut off: what is sent now would be taken for the rest.
+    /// Whether a message to it was cut off: another one would be taken for the rest.
     cut_off: bool,
 }
 
@@ -145,7 +145,7 @@ impl Peer {
         self.write_all(bytes, doing, limit)
     }
 
-    /// Tells that `rank` was lost, if the peer can still be told. It hears it in its next look.
+    /// Tells the peer that `rank` was lost, if possible. It learns of it in its next poll.
     pub fn tell_lost(&mut self, rank: u32, reason: &str, limit: Limit) {
         if self.cut_off {
             return;
@@ -156,7 +156,7 @@ impl Peer {
         }
     }
 
-    /// The payload of a message that must carry `number`.
+    /// Receives the payload of a message that must carry `number`.
     pub fn receive(
         &mut self,
         number: u32,
@@ -167,14 +167,14 @@ impl Peer {
         self.require(number, message, doing)
     }
 
-    /// The next message.
+    /// Receives the next message.
     pub fn receive_any(
         &mut self,
         doing: &'static str,
         limit: Limit,
     ) -> Result<Message, BootstrapError> {
         loop {
-            // Looks once more when it is over: this process may have been halted since it last did.
+            // Polls once more after the end: this process may have been halted since the last poll.
             let is_over = limit.left().is_none();
             if let Some(message) = self.poll(MAX_BYTES, doing)? {
                 return Ok(message);
@@ -199,8 +199,8 @@ impl Peer {
         Ok(message.bytes)
     }
 
-    /// The next message, if it has come whole; it is taken if its payload has at most `most` bytes. Does not
-    /// wait. That a rank was lost, or that the peer gave up, comes as an error.
+    /// Returns the next message, if it is complete; its payload may have at most `most` bytes. Does not
+    /// wait. If a rank was lost or the peer gave up, that is the error.
     pub fn poll(
         &mut self,
         most: u64,
@@ -223,7 +223,7 @@ impl Peer {
         }
     }
 
-    /// Bytes that the message, or its header, lacks. Nothing is kept free for what was only announced.
+    /// Bytes that the message, or its header, lacks. No memory is reserved for an announced length.
     fn missing(&self, most: u64, doing: &'static str) -> Result<usize, BootstrapError> {
         let Some(&[m0, m1, m2, m3, _, _, _, _, length @ ..]) =
             self.received.first_chunk::<HEADER_BYTES>()
@@ -241,7 +241,7 @@ impl Peer {
         Ok(HEADER_BYTES + length as usize - self.received.len())
     }
 
-    /// Takes the message, which is whole.
+    /// Takes the message, which is complete.
     fn take(&mut self, doing: &'static str) -> Result<Message, BootstrapError> {
         let mut bytes = std::mem::take(&mut self.received);
         let tag = word(&bytes, 0);
@@ -283,7 +283,7 @@ impl Peer {
                 Ok(0) => return Err(self.io(doing, ErrorKind::WriteZero.into())),
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // A peer that has given up does not read on, and has said why.
+                    // A peer that has given up reads no more, and has sent its reason.
                     if let Some(message) = self.poll(MAX_BYTES, doing)? {
                         return Err(self.unexpected(doing, 0, message.number.into()));
                     }
@@ -291,7 +291,7 @@ impl Peer {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // What it said before it left counts for more than that it has left.
+                    // A reason that the peer sent before it left says more than the broken connection.
                     return match self.poll(MAX_BYTES, doing) {
                         Err(
                             told @ (BootstrapError::Lost { .. } | BootstrapError::GaveUp { .. }),

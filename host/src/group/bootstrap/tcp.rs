@@ -44,7 +44,7 @@ pub struct TcpBootstrap {
     timeout: Duration,
     /// Calls so far: each message carries the number of its call.
     calls: u32,
-    /// On rank 0 all others, ascending; elsewhere rank 0.
+    /// All other ranks, ascending, on rank 0; elsewhere rank 0 alone.
     peers: Vec<Peer>,
     /// Reason why no call is made any more.
     loss: Option<Loss>,
@@ -299,7 +299,7 @@ impl Rendezvous<'_> {
         gathered.map(|()| peers)
     }
 
-    /// Tells a newcomer how it stands.
+    /// Answers a newcomer.
     fn answer(self, peer: &mut Peer, verdict: u32, proof: &[u8]) {
         let answer = [&self.ranks.to_le_bytes(), proof].concat();
         if let Err(error) = peer.send(verdict, &answer, "welcome", self.limit.at_least()) {
@@ -307,7 +307,7 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Fills `present`. Nobody who is silent keeps others waiting.
+    /// Fills `present`. A silent connection does not keep others waiting.
     fn gather(
         self,
         listener: &TcpListener,
@@ -355,7 +355,8 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Who did not come; where all came, who has gone; or why a missing one was sent away.
+    /// The error for ranks that did not come, or, if all came, that are gone; or the reason why a missing one
+    /// was sent away.
     fn missing(
         self,
         present: &mut [Option<Present>],
@@ -395,9 +396,9 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Takes in a rank. One that is here already takes its own place, or that of a connection that
-    /// broke; else it is another process of the same rank, which is sent away. So is one that expects another
-    /// number of ranks, which is the error.
+    /// Admits a rank. A rank that is here already keeps its own place, or takes that of a connection that
+    /// broke; otherwise it is another process with the same rank, which is sent away. So is one that expects
+    /// another number of ranks, which is the error.
     fn admit(
         self,
         mut peer: Peer,
@@ -435,7 +436,7 @@ impl Rendezvous<'_> {
         }
         match place {
             Some(place) => *place = Some(Present { peer, nonce, proof }),
-            // Also for one that calls itself 0, as this one does.
+            // Also for a process that claims to be rank 0, as this one is.
             None => {
                 tracing::warn!(from = %peer.address, rank, "a rank came to the rendezvous twice");
                 self.answer(&mut peer, DUPLICATE, &[]);

@@ -213,7 +213,7 @@ fn met(ranks: u32, timeout: Duration) -> Vec<TcpBootstrap> {
     joined.into_iter().map(Result::unwrap).collect()
 }
 
-/// Lets each make a call, on a thread of its own, and gives them back with what came of it.
+/// Lets each make a call, on a thread of its own, and returns them with their results.
 fn call_all(ranks: Vec<TcpBootstrap>) -> Vec<(TcpBootstrap, Result<(), BootstrapError>)> {
     let call = |mut rank: TcpBootstrap| {
         thread::spawn(move || {
@@ -372,7 +372,7 @@ fn a_hello_is_short() {
     assert!(host.join().unwrap().is_ok());
 }
 
-/// Says that it is rank 1 of 3, and what it is known by.
+/// Says hello as rank 1 of 3, with a nonce.
 fn hello(stream: &mut TcpStream, nonce: u64) {
     use std::io::Write;
     let words = [u32::from_le_bytes(*b"FRY3"), 0, 16, 0, 1, 3];
@@ -381,7 +381,7 @@ fn hello(stream: &mut TcpStream, nonce: u64) {
     stream.write_all(&message).unwrap();
 }
 
-/// The verdict that comes, or nothing.
+/// The verdict, if one comes.
 fn verdict(stream: &mut TcpStream) -> Option<u32> {
     use std::io::Read;
     let mut answer = [0; 20];
@@ -395,7 +395,7 @@ fn a_rank_that_comes_again_takes_its_own_place() {
     let address = free_address();
     let join = |rank| thread::spawn(move || TcpBootstrap::connect(rank, 3, address, LONG));
     let host = join(0);
-    // The first connection stays open, as it does where the network lost one end.
+    // The first connection stays open, as it does if the network lost one end.
     let (mut first, mut again) = (stranger(address), stranger(address));
     hello(&mut first, 77);
     hello(&mut again, 77);

@@ -1,4 +1,4 @@
-//! How a window gets to other processes, and back.
+//! Exchange of windows between processes, and their release.
 
 use std::sync::Arc;
 
@@ -13,33 +13,33 @@ use crate::group::bootstrap::Bootstrap;
 use crate::group::job::{agree, wrong_length};
 use crate::tensor::handles::DevicePtr;
 
-/// Steps of ranks, each of which all come out of well, or all have an error.
+/// Steps of ranks, each of which succeeds on all or fails on all.
 const SHARING: &str = "sharing windows";
 const MAPPING: &str = "mapping the windows of the other ranks";
 const UNMAPPING: &str = "unmapping the windows of the other ranks";
 
-/// A device whose memory other processes can map: what a node group asks of it. No call is collective.
+/// A device whose memory other processes can map, for a node group. No call is collective.
 pub(crate) trait Share: Send {
     /// The device.
     fn device(&self) -> Arc<dyn Device>;
 
-    /// The same one, for graphs and events.
+    /// The CUDA device, for graphs and events.
     #[cfg(feature = "cuda")]
     fn cuda(&self) -> Option<Arc<crate::cuda::CudaDevice>>;
 
-    /// What it tells the other ranks of itself.
+    /// Description of this process's place, for the other ranks.
     fn place(&self) -> Result<Place, Error>;
 
-    /// Refuses the GPU of `peer` if the one of `rank`, this one, is known not to reach its memory.
+    /// Refuses the GPU of `peer` if the GPU of `rank`, this one, is known not to reach its memory.
     fn require_access(&self, rank: Rank, peer: Rank, gpu: &Gpu) -> Result<(), Error>;
 
-    /// Allocates a window of at least `bytes`.
+    /// Allocates a window of at least `bytes` bytes.
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
 
-    /// Frees it.
+    /// Frees a window.
     ///
     /// # Safety
-    /// [`alloc`](Self::alloc) gave it, nothing uses it any more, and no process has mapped it.
+    /// [`alloc`](Self::alloc) returned it, nothing uses it any more, and no process has mapped it.
     unsafe fn free(&self, window: DevicePtr) -> Result<(), Error>;
 
     /// A window of `rank`, this one, as bytes for other processes.
@@ -48,8 +48,8 @@ pub(crate) trait Share: Send {
     /// Maps the window of `peer`, of at least `bytes` bytes, for `rank`, this one.
     ///
     /// # Safety
-    /// [`export`](Self::export) of that rank gave `handle`, and the rank keeps the window until this one has
-    /// unmapped it.
+    /// [`export`](Self::export) of that rank returned `handle`, and the rank keeps the window until this one
+    /// has unmapped it.
     unsafe fn map(
         &self,
         rank: Rank,
@@ -58,20 +58,20 @@ pub(crate) trait Share: Send {
         bytes: u64,
     ) -> Result<DevicePtr, Error>;
 
-    /// Unmaps it.
+    /// Unmaps a window.
     ///
     /// # Safety
-    /// [`map`](Self::map) gave it, and nothing of this process uses it any more.
+    /// [`map`](Self::map) returned it, and nothing in this process uses it any more.
     unsafe fn unmap(&self, mapped: DevicePtr) -> Result<(), Error>;
 
-    /// Waits until nothing that was enqueued on the device is at work.
+    /// Waits for all work on the device.
     fn drain(&self) -> Result<(), Error>;
 }
 
-/// A window that is asked for: the same on every rank.
+/// A requested window: the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// How many were asked for before, and this one.
+    /// Number of the request, from 1 on.
     pub(crate) number: u64,
     pub(crate) bytes: u64,
 }
@@ -79,13 +79,13 @@ pub(crate) struct Asked {
 impl Asked {
     const BYTES: usize = 16;
 
-    /// What a rank tells of its window: which it is, how long, and its handle.
+    /// Message of a rank about its window: its number, its bytes, and its handle.
     fn message(self, handle: &[u8]) -> Vec<u8> {
         let numbers = [self.number.to_le_bytes(), self.bytes.to_le_bytes()];
         [&numbers.concat()[..], handle].concat()
     }
 
-    /// What [`message`](Self::message) was made of, if it is one.
+    /// Splits a [`message`](Self::message), if it is one.
     fn split_from(message: &[u8]) -> Option<(Self, &[u8])> {
         let (&number, rest) = message.split_first_chunk()?;
         let (&bytes, handle) = rest.split_first_chunk()?;
@@ -93,7 +93,7 @@ impl Asked {
         Some((Self { number, bytes }, handle))
     }
 
-    /// The handles that all ranks told, if they are of one communicator's windows. All ranks find the same.
+    /// The handles in all ranks' messages, if they are of one communicator's windows: the same on all ranks.
     fn handles(told: &[Vec<u8>]) -> Result<Vec<&[u8]>, Error> {
         let mut first = None;
         let each = told.iter().enumerate().map(|(rank, message)| {
@@ -112,28 +112,28 @@ impl Asked {
     }
 }
 
-/// A window of this rank, and those of the other ranks beside it.
+/// A window of this rank, and those of the other ranks that belong to it.
 pub(crate) struct Shared {
-    /// The same on every rank, and of no other window.
+    /// Unique number of the window, the same on every rank.
     number: u64,
     pub(crate) own: DevicePtr,
-    /// Those of the other ranks, as this one addresses them.
+    /// Windows of the other ranks, at their addresses on this one.
     mapped: Vec<(Rank, DevicePtr)>,
 }
 
 impl Shared {
-    /// The window of `peer` as this rank addresses it.
+    /// The window of `peer`, at its address on this rank.
     pub(crate) fn of(&self, peer: Rank) -> DevicePtr {
         let mapped = self.mapped.iter().find(|&&(rank, _)| rank == peer);
         mapped.map_or(self.own, |&(_, window)| window)
     }
 }
 
-/// Gives this rank's window to all others, and maps theirs. Collective.
+/// Shares this rank's window with all others, and maps theirs. Collective.
 ///
-/// This is the only place that knows how windows get to other processes: as bytes that describe
-/// them, through the bootstrap. `own` is what allocating gave: where it failed on any rank, all
-/// have an error. After an error this rank has mapped nothing, and its window is freed, or leaked
+/// Only this function knows how windows get to other processes: as bytes that describe
+/// them, through the bootstrap. `own` is the result of the allocation: if that failed on any rank, all
+/// return an error. After an error this rank has mapped nothing, and its window is freed, or leaked
 /// with a warning if another rank may have mapped it.
 pub(crate) fn exchange<S: Share>(
     bootstrap: &mut dyn Bootstrap,
@@ -152,7 +152,7 @@ pub(crate) fn exchange<S: Share>(
         Ok((own, told))
     });
     let agreed = agreed.inspect_err(|error| {
-        // Where a rank failed, or shares another window, all know of it, and none maps anything.
+        // If a rank failed, or shares another window, all know of it, and none maps anything.
         let is_known = matches!(
             error,
             Error::PeerFailed { .. } | Error::Node(NodeError::OtherWindow { .. })
@@ -161,7 +161,7 @@ pub(crate) fn exchange<S: Share>(
             warn_of_leak(allocated.as_slice(), error);
             return;
         }
-        // SAFETY: no rank has been told of the window, or none maps it.
+        // SAFETY: `alloc` returned it, and no rank knows of the window, or none maps it.
         if let Err(error) = unsafe { free_all(share, allocated.as_slice()) } {
             tracing::warn!(%error, "cannot free a window");
         }
@@ -172,29 +172,29 @@ pub(crate) fn exchange<S: Share>(
     let shared = Shared {
         number: asked.number,
         own,
-        // Where mapping failed, nothing stays mapped.
+        // If mapping failed, nothing stays mapped.
         mapped: mapped.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
     };
     match agree(bootstrap, MAPPING, mapped, |_| Vec::new()) {
         Ok(_) => Ok(shared),
         Err(error) => {
-            // The first error says more than one of giving back.
-            // SAFETY: nobody has been given the window, so that no kernel knows it.
+            // The first error says more than one of freeing.
+            // SAFETY: the window was not returned to anybody, so that no kernel uses it.
             if let Err(error) = unsafe { release(bootstrap, share, Ok(()), &[shared]) } {
-                tracing::warn!(%error, "cannot give a window back");
+                tracing::warn!(%error, "cannot free a window");
             }
             Err(error)
         }
     }
 }
 
-/// Unmaps the windows of the other ranks and, once every rank has done so, frees the own ones; else
-/// leaks them with a warning. `ready`: whether nothing of this process uses them any more.
+/// Unmaps the windows of the other ranks and, once every rank has done so, frees the own ones; otherwise
+/// leaks them with a warning. `ready`: whether nothing in this process uses them any more.
 /// Collective.
 ///
 /// # Safety
-/// [`exchange`] gave them with this `share`, each is released once, and where `ready` is `Ok`,
-/// nothing of this process uses them any more, nor after this call those of the other ranks that it
+/// [`exchange`] returned them with this `share`, each is released once, and if `ready` is `Ok`,
+/// nothing in this process uses them any more, nor after this call those of the other ranks that it
 /// maps.
 pub(crate) unsafe fn release<S: Share>(
     bootstrap: &mut dyn Bootstrap,
@@ -207,7 +207,8 @@ pub(crate) unsafe fn release<S: Share>(
         .flat_map(|window| &window.mapped)
         .copied()
         .collect();
-    // SAFETY: the caller's promise, as `ready` is `Ok`.
+    // SAFETY: `exchange` mapped them, and as `ready` is `Ok`, nothing in this process uses them any more:
+    // documented on this function.
     let unmapped = ready.and_then(|()| unsafe { unmap_all(share, &mapped) });
     let numbers = windows
         .iter()
@@ -217,7 +218,7 @@ pub(crate) unsafe fn release<S: Share>(
     agree(bootstrap, UNMAPPING, unmapped, |()| numbers)
         .and_then(|((), numbers)| require_equal(&numbers))
         .inspect_err(|error| warn_of_leak(&own, error))?;
-    // SAFETY: every rank has told that nothing there uses these windows, and that they are unmapped.
+    // SAFETY: every rank has confirmed that nothing there uses these windows, and that they are unmapped.
     unsafe { free_all(share, &own) }
 }
 
@@ -234,12 +235,12 @@ fn map_all<S: Share>(
         .zip(handles)
         .filter(|&(peer, _)| peer != rank)
     {
-        // SAFETY: the handle is what that rank exported, by the promise of the bootstrap. It frees the
-        // window only after all ranks have told that they unmapped it.
+        // SAFETY: that rank exported the handle, as `Bootstrap` promises unchanged bytes by rank. It frees
+        // the window only after all ranks have confirmed that they unmapped it.
         match unsafe { share.map(rank, peer, handle, bytes) } {
             Ok(window) => mapped.push((peer, window)),
             Err(error) => {
-                // SAFETY: they were mapped a moment ago, and nobody knows them.
+                // SAFETY: they were mapped above, and nobody else has their addresses.
                 if let Err(error) = unsafe { unmap_all(share, &mapped) } {
                     tracing::warn!(%error, "cannot unmap a window");
                 }
@@ -250,8 +251,8 @@ fn map_all<S: Share>(
     Ok(mapped)
 }
 
-/// Bytes of the window of `owner` at `at`, of which `wanted` are needed, where `rank` finds an allocation of
-/// `bytes` bytes from `base` on. A window is an allocation of its own: a handle gives the whole of one.
+/// Checks that the `window` of `owner`, at its address on `rank`, is the allocation that was `found` there,
+/// and returns that allocation's bytes. A window is an allocation of its own, as a handle shares a whole one.
 pub(crate) fn require_whole(
     rank: Rank,
     owner: Rank,
@@ -271,34 +272,35 @@ pub(crate) fn require_whole(
     }))
 }
 
-/// Bytes from an address on.
+/// An address range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) at: u64,
     pub(crate) bytes: u64,
 }
 
-/// Unmaps all; the first error is returned.
+/// Unmaps all windows; the first error is returned.
 ///
 /// # Safety
-/// As [`Share::unmap`] of each, once.
+/// As [`Share::unmap`], for each window once.
 unsafe fn unmap_all<S: Share>(share: &S, mapped: &[(Rank, DevicePtr)]) -> Result<(), Error> {
     let mut result = Ok(());
     for &(_, window) in mapped {
-        // SAFETY: the caller's promise.
+        // SAFETY: `map` returned it and nothing uses it: documented on this function.
         result = result.and(unsafe { share.unmap(window) });
     }
     result
 }
 
-/// Frees all; the first error is returned.
+/// Frees all windows; the first error is returned.
 ///
 /// # Safety
-/// As [`Share::free`] of each, once.
+/// As [`Share::free`], for each window once.
 unsafe fn free_all<S: Share>(share: &S, windows: &[DevicePtr]) -> Result<(), Error> {
     let mut result = Ok(());
     for &window in windows {
-        // SAFETY: the caller's promise.
+        // SAFETY: `alloc` returned it, nothing uses it, and no process has mapped it: documented on this
+        // function.
         result = result.and(unsafe { share.free(window) });
     }
     result
@@ -311,13 +313,13 @@ fn warn_of_leak(windows: &[DevicePtr], error: &Error) {
     }
 }
 
-/// Refuses ranks that give back other windows than each other: some would be in use.
+/// Refuses ranks that free different windows: some would be in use.
 fn require_equal(numbers: &[Vec<u8>]) -> Result<(), Error> {
     let Some(rank) = numbers.iter().position(|of_rank| of_rank != &numbers[0]) else {
         return Ok(());
     };
     Err(Error::Bootstrap(BootstrapError::Other {
-        call: "Bootstrap::all_gather",
+        call: "the bootstrap's all_gather",
         reason: format!(
             "ranks 0 and {rank} close different communicators; do all make the same calls?"
         ),

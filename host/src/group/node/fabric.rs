@@ -18,15 +18,15 @@ use crate::group::fabric::Fabric;
 use crate::group::job::{agree, gather_numbers, wrong_length};
 use crate::tensor::handles::DevicePtr;
 
-/// Steps of the trial that all ranks come out of well, or all have an error.
+/// Steps of the trial, each of which succeeds on all ranks or fails on all.
 const WRITING: &str = "writing into a shared window";
 const READING: &str = "reading the windows of the other ranks";
-/// The step before a communicator's windows are given back.
+/// The step before a communicator's windows are freed.
 const CLOSING: &str = "closing a communicator";
 
 /// One rank of this process, and the windows of all others mapped here.
 ///
-/// [`close`](Fabric::close) leaves the group. Dropped, it leaks the windows that were not freed,
+/// [`close`](Fabric::close) leaves the group. A drop leaks the windows that were not freed,
 /// because other processes may have mapped them.
 pub(crate) struct NodeFabric<S: Share> {
     rank: Rank,
@@ -44,19 +44,19 @@ struct Member<S> {
     bootstrap: Box<dyn Bootstrap>,
     share: S,
     is_open: bool,
-    /// Allocated so far: the same on every rank.
+    /// Number of windows allocated so far: the same on every rank.
     count: u64,
-    /// Those that were not freed.
+    /// Windows that were not freed.
     windows: Vec<Shared>,
 }
 
 impl<S: Share> Member<S> {
-    /// The way to the other ranks, who do not come any more once the group was left.
+    /// The bootstrap, unless the group was left: then the other ranks do not come any more.
     fn bootstrap(&mut self) -> Result<&mut dyn Bootstrap, Error> {
-        match self.is_open {
-            true => Ok(&mut *self.bootstrap),
-            false => Err(Error::GroupClosed),
+        if self.is_open {
+            return Ok(&mut *self.bootstrap);
         }
+        Err(Error::GroupClosed)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, Error> {
@@ -73,8 +73,8 @@ impl<S: Share> Member<S> {
         Ok(own)
     }
 
-    /// Shares a small window, to see that this works: each rank writes a number into its own, tells it, and
-    /// looks for those of the other ranks where it has mapped theirs. Collective.
+    /// Shares a small window as a test: each rank writes a number into its own, sends it to all, and
+    /// looks for the other ranks' numbers where it has mapped their windows. Collective.
     fn try_windows(&mut self, rank: Rank) -> Result<(), Error> {
         let own = self.alloc(size_of::<u64>() as u64)?;
         let tried = self.compare_numbers(rank, own);
@@ -85,7 +85,7 @@ impl<S: Share> Member<S> {
 
     fn compare_numbers(&mut self, rank: Rank, own: DevicePtr) -> Result<(), Error> {
         let device = self.share.device();
-        // A random one: hashers begin with such. A process and its fork may draw the same: ranks differ.
+        // A hasher begins with a random number. A process and its fork may draw the same, but ranks differ.
         let random = RandomState::new().build_hasher().finish();
         let number = random ^ (u64::from(rank.0) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let number = number.to_le_bytes();
@@ -98,16 +98,16 @@ impl<S: Share> Member<S> {
         let read = peers.try_for_each(|(peer, number)| {
             let mut found = [0; size_of::<u64>()];
             device.download(shared.of(peer), &mut found)?;
-            match &found[..] == number {
-                true => Ok(()),
-                false => Err(Error::Node(NodeError::OtherMemory { rank, peer })),
+            if &found[..] == number {
+                return Ok(());
             }
+            Err(Error::Node(NodeError::OtherMemory { rank, peer }))
         });
         agree(&mut *self.bootstrap, READING, read, |()| Vec::new())?;
         Ok(())
     }
 
-    /// Gives back those of `windows` that are here. Collective.
+    /// Frees those of `windows` that are this group's. Collective.
     ///
     /// # Safety
     /// No kernel of any rank uses them any more.
@@ -119,11 +119,12 @@ impl<S: Share> Member<S> {
             .partition(|shared| windows.contains(&shared.own));
         self.windows = kept;
         let freed: Vec<Shared> = freed;
-        // SAFETY: they were in `windows` until now; the caller says the rest.
+        // SAFETY: they were in `self.windows` until now, and no kernel of any rank uses them any more:
+        // documented on this function.
         unsafe { release(&mut *self.bootstrap, &self.share, Ok(()), &freed) }
     }
 
-    /// Gives back all that is left, once. Collective.
+    /// Frees all remaining windows, once. Collective.
     ///
     /// # Safety
     /// This process launches no kernel any more that uses windows.
@@ -133,21 +134,22 @@ impl<S: Share> Member<S> {
         }
         self.is_open = false;
         let windows = std::mem::take(&mut self.windows);
-        // A communicator that was dropped may have left kernels behind. They end at their deadline.
-        let ready = match windows.is_empty() {
-            true => Ok(()),
-            false => self.share.drain(),
+        // Kernels of a communicator that was dropped may still be at work. They end at their deadline.
+        let ready = if windows.is_empty() {
+            Ok(())
+        } else {
+            self.share.drain()
         };
-        // SAFETY: they were in `windows` until now. No kernel is launched any more, and where
-        // `ready` is `Ok`, none is at work.
+        // SAFETY: they were in `self.windows` until now. No kernel is launched any more (documented on this
+        // function), and if `ready` is `Ok`, none is at work.
         unsafe { release(&mut *self.bootstrap, &self.share, ready, &windows) }
     }
 }
 
 impl<S: Share> NodeFabric<S> {
-    /// Lets the processes of `bootstrap` find out whether they can be a group, and maps a small
-    /// window of each rank on all others, to see that this works. `open` opens this process's
-    /// device. A rank that cannot makes all fail. Collective.
+    /// Checks whether the processes of `bootstrap` can be a group, and maps a small
+    /// window of each rank on all others, as a test. `open` opens this process's
+    /// device. If one rank cannot, all fail. Collective.
     pub(crate) fn join(
         mut bootstrap: Box<dyn Bootstrap>,
         open: impl FnOnce() -> Result<S, Error>,
@@ -216,9 +218,9 @@ impl<S: Share> NodeFabric<S> {
     }
 }
 
-// SAFETY: each window is memory of this rank's device, of at least the size asked for. Those of
+// SAFETY: each window is memory of this rank's device, of at least the requested size. Those of
 // peers are mapped by the device when the windows are allocated, and unmapped when they are freed
-// or the group is closed; their owners keep them until then. No other nodes are said to be reached.
+// or the group is closed; their owners keep them until then. `reaches_other_nodes` is false.
 // The bootstrap's collectives are `all_gather` and `barrier`.
 unsafe impl<S: Share> Fabric for NodeFabric<S> {
     fn name(&self) -> &'static str {
@@ -255,7 +257,8 @@ unsafe impl<S: Share> Fabric for NodeFabric<S> {
         gather_numbers(self.lock().bootstrap()?, value)
     }
 
-    /// Tells its name: a rank that gave up closes the whole group instead, and hears that this one does not.
+    /// Sends the step's name: a rank that gave up closes the whole group instead, and learns that this one
+    /// does not.
     fn barrier(&self) -> Result<(), Error> {
         let mut member = self.lock();
         agree(member.bootstrap()?, CLOSING, Ok(()), |()| Vec::new())?;
@@ -280,20 +283,23 @@ unsafe impl<S: Share> Fabric for NodeFabric<S> {
             .iter()
             .find(|shared| windows.first() == Some(&shared.own));
         let shared = shared.ok_or(Error::GroupClosed)?;
-        let as_seen = |peer| match shape.same_node(rank, peer) {
-            true => shared.of(peer),
-            false => shared.own,
+        let as_seen = |peer| {
+            if shape.same_node(rank, peer) {
+                shared.of(peer)
+            } else {
+                shared.own
+            }
         };
         Ok((0..self.ranks).map(Rank).map(as_seen).collect())
     }
 
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: no kernel of any rank uses them any more: documented on `Fabric::free_windows`.
         unsafe { self.lock().free(windows) }
     }
 
     unsafe fn close(&self) -> Result<(), Error> {
-        // SAFETY: the caller's promise: no communicator is open, and no graph launches one.
+        // SAFETY: no communicator is open, and no graph launches one: documented on `Fabric::close`.
         unsafe { self.lock().leave() }
     }
 }
@@ -308,7 +314,7 @@ impl<S: Share> Drop for NodeFabric<S> {
                 "a node group was dropped without close: its windows are leaked"
             );
             leak::tell(
-                "a node group was dropped without close, and its windows are leaked; call Group::close",
+                "a node group was dropped without close, and its windows are leaked; close it instead",
             );
         }
     }

@@ -1,4 +1,4 @@
-//! What the processes of a node group tell each other first.
+//! The first messages of a node group's processes.
 
 use ferry_layout::Rank;
 
@@ -6,13 +6,13 @@ use crate::device::sharing::gpu_ranks::GpuRanks;
 use crate::device::sharing::own_gpu::{Gpu, Terms, require_own};
 use crate::error::{Error, NodeError};
 
-/// Where Linux has the machine's name; containers may have others.
+/// File in which Linux has the machine's name; containers may have others.
 #[cfg(feature = "cuda")]
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// Longest name that is told.
+/// Longest name that is sent.
 const HOST_BYTES: usize = 255;
 
-/// A process, as the others on its machine can tell it from theirs. Each number is 0 where it is not known.
+/// Numbers that distinguish a process from others on its machine. Each is 0 if it is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) id: u32,
@@ -63,7 +63,7 @@ impl Process {
     }
 }
 
-/// A GPU, the machine that it is in, with its name, and the process that drives it.
+/// A GPU, its machine with its name, and the process that drives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) gpu: Gpu,
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// Whether both are on one machine. The boot decides where both know theirs: it is the same in all
+    /// Whether both are on one machine. The boot decides if both know theirs: it is the same in all
     /// containers of a machine, whose names differ.
     fn shares_node(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.gpu.machine, &other.gpu.machine);
@@ -98,7 +98,7 @@ impl Place {
     }
 }
 
-/// What a rank says of itself.
+/// A rank's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Introduction {
     pub(crate) rank: u32,
@@ -107,7 +107,7 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    /// Without any names.
+    /// Bytes of an introduction without names.
     pub(crate) const LEAST_BYTES: usize = 8 + Process::BYTES + 17 + Terms::BYTES;
 
     /// The rank, the ranks, the process, the GPU, its terms, the machine's name.
@@ -120,7 +120,7 @@ impl Introduction {
         [&numbers[..], &process, &gpu, &terms, host].concat()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave.
+    /// Reads the bytes of [`to_bytes`](Self::to_bytes).
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (&rank, bytes) = bytes.split_first_chunk()?;
         let (&ranks, bytes) = bytes.split_first_chunk()?;
@@ -141,8 +141,8 @@ impl Introduction {
     }
 }
 
-/// Refuses processes that cannot be a node group by what they say of themselves, as which all of them see the
-/// same: `all` are those of all ranks, here `ours`. Gives their GPUs.
+/// Refuses processes that cannot be a node group by their introductions, of which every process has the same:
+/// `all` are those of all ranks, and here there are `ours`. Returns their GPUs.
 pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<Vec<GpuRanks>, Error> {
     for (rank, said) in (0..).zip(all) {
         if (said.rank, said.ranks) != (rank, ours) {
@@ -171,7 +171,7 @@ pub(crate) fn require_group(all: &[Introduction], ours: u32) -> Result<Vec<GpuRa
     Ok(gpus)
 }
 
-/// The GPU of each rank, and its terms there.
+/// The GPU of each rank, and its terms on it.
 pub(crate) fn on_gpus(all: &[Introduction]) -> Vec<(Gpu, Terms)> {
     let on_gpu = |said: &Introduction| (said.place.gpu.clone(), said.place.terms);
     all.iter().map(on_gpu).collect()
@@ -258,7 +258,7 @@ mod tests {
             refused.starts_with("ranks 0 and 1 are in different IPC namespaces"),
             "{refused}"
         );
-        // What is not known keeps nobody out.
+        // Unknown numbers refuse nobody.
         assert_eq!(both(|process| *process = Process::default()), Ok(()));
     }
 

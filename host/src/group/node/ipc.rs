@@ -16,9 +16,9 @@ use crate::group::node::introduction::Place;
 use crate::group::options::GroupOptions;
 use crate::tensor::handles::DevicePtr;
 
-/// Windows are of a multiple of so many bytes: of smaller ones, the driver puts several into one
-/// piece of memory, and a handle gives access to the whole piece. That a window is one is seen when it
-/// is shared.
+/// Windows are a multiple of this size, in bytes: the driver puts several smaller ones into one
+/// piece of memory, and a handle shares the whole piece. Whether a window is a piece of its own is checked
+/// when it is shared.
 const PIECE_BYTES: u64 = 2 << 20;
 
 /// This process's GPU.
@@ -31,7 +31,7 @@ impl Ipc {
     /// Opens device number `ordinal` with the options' kernels. Synchronizes.
     ///
     /// # Errors
-    /// As [`CudaDevice::open_with`].
+    /// Those of [`CudaDevice::open_with`].
     pub(crate) fn open(ordinal: usize, options: &GroupOptions) -> Result<Self, Error> {
         let device = Arc::new(CudaDevice::open_with(ordinal, &options.kernels)?);
         let share_gpus = options.share_gpus;
@@ -58,8 +58,8 @@ impl Share for Ipc {
         Ok(place)
     }
 
-    /// Of a GPU that this process does not see, only mapping its memory tells. A GPU reaches its own memory,
-    /// and is no peer of itself.
+    /// Accepts a GPU that this process does not see: mapping its memory will tell. A GPU reaches its own
+    /// memory, and is no peer of itself.
     fn require_access(&self, rank: Rank, peer: Rank, gpu: &Gpu) -> Result<(), Error> {
         let own = Gpu::here(self.device.uuid()?);
         if own == *gpu {
@@ -85,13 +85,13 @@ impl Share for Ipc {
     }
 
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error> {
-        // A size that is too large to be rounded up is the driver's to refuse.
+        // The driver refuses a size that is too large to be rounded up.
         let whole = bytes.max(1).checked_next_multiple_of(PIECE_BYTES);
         self.device.alloc(whole.unwrap_or(bytes))
     }
 
     unsafe fn free(&self, window: DevicePtr) -> Result<(), Error> {
-        // SAFETY: `alloc` got it from the device; the caller says the rest.
+        // SAFETY: `alloc` got it from the device, and nothing uses it any more: documented on `Share::free`.
         unsafe { self.device.free(window) }
     }
 
@@ -122,7 +122,7 @@ impl Share for Ipc {
         let _current = self.device.enter()?;
         let mut at = 0;
         // SAFETY: `at` is a live integer, the device's context is current, and `handle` is another
-        // process's, as the caller says; the driver refuses one that is not.
+        // process's (documented on `Share::map`); the driver refuses one that is not.
         let code = unsafe {
             sys::cuIpcOpenMemHandle_v2(&mut at, whole, sys::IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
         };
@@ -133,17 +133,19 @@ impl Share for Ipc {
         let window = Extent { at, bytes };
         let whole = allocation(at).and_then(|found| require_whole(rank, peer, window, found));
         let bytes = whole.inspect_err(|_| {
-            // SAFETY: it was mapped a moment ago, and nobody knows it. The first error says more.
+            // The first error says more.
+            // SAFETY: it was mapped above, and nobody else has its address.
             let _ = unsafe { sys::cuIpcCloseMemHandle(at) };
         })?;
-        // SAFETY: the driver mapped so many bytes here, by its own account. They stay until `unmap`:
+        // SAFETY: the driver reports that many bytes at this address. They stay until `unmap`:
         // the context is never released.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
     unsafe fn unmap(&self, mapped: DevicePtr) -> Result<(), Error> {
         let _current = self.device.enter()?;
-        // SAFETY: `map` got it from the driver in this context, and nobody uses it, as the caller says.
+        // SAFETY: `map` got it from the driver in this context, and nothing uses it any more: documented on
+        // `Share::unmap`.
         check("cuIpcCloseMemHandle", unsafe {
             sys::cuIpcCloseMemHandle(mapped.address())
         })
@@ -157,7 +159,7 @@ impl Share for Ipc {
 /// The allocation that `at` is in. The context is current.
 fn allocation(at: u64) -> Result<Extent, Error> {
     let (mut base, mut bytes) = (0, 0);
-    // SAFETY: both numbers are live; the driver refuses an address that it has not given.
+    // SAFETY: both numbers are live; the driver refuses an address that is not its own.
     check("cuMemGetAddressRange", unsafe {
         sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, at)
     })?;
@@ -165,7 +167,7 @@ fn allocation(at: u64) -> Result<Extent, Error> {
     Ok(Extent { at: base, bytes })
 }
 
-/// The driver's refusal, as `of` says what it means.
+/// Converts an error of the driver by `of`.
 fn refused(error: Error, of: impl FnOnce(CudaError) -> NodeError) -> Error {
     match error {
         Error::Cuda(source) => Error::Node(of(source)),

@@ -1,4 +1,4 @@
-//! One process a GPU, all on one node, over windows that the processes map from each other.
+//! One process per GPU, all on one node, over windows that the processes map from each other.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod ipc;

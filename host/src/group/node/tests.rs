@@ -1,4 +1,4 @@
-//! Processes that become a node group, and that do not: each is a thread here, with a bootstrap of
+//! Processes that form a node group, and some that cannot: each is a thread here, with a bootstrap of
 //! its own over TCP and a simulated GPU. Their handles are addresses.
 
 mod calls;
@@ -28,7 +28,7 @@ use crate::plan::Plan;
 use crate::plan::config::Config;
 use crate::tensor::handles::Stream;
 
-/// Where the other ranks heard of rank 1's failure.
+/// The step in which the other ranks learned of rank 1's failure.
 fn peer_failed<T>(outcome: &Result<T, Error>) -> &'static str {
     match outcome {
         Err(Error::PeerFailed {
@@ -418,7 +418,7 @@ fn survivors_of_a_lost_process_leave_and_form_a_new_group() {
         let mut rank = begin(&group)?;
         round(&mut rank)?;
         if process.rank == 1 {
-            // What is left of a process that is killed: its connections end.
+            // As if the process were killed: its connections end.
             return Ok(());
         }
         let closed = rank.close().map_err(Error::from);

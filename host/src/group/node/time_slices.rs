@@ -4,7 +4,7 @@ use ferry_layout::Rank;
 
 use crate::error::notice::Notice;
 
-/// Warns that a round waits for turns.
+/// Warns that rounds wait for turns.
 pub(super) fn warn(rank: Rank) {
     static SLOW: Notice = Notice::new();
     tracing::warn!(

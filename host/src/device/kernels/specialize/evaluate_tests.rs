@@ -1,5 +1,5 @@
-//! Every operation that is folded, against what PTX says it does, written down a second time in
-//! integers that do not overflow, at the values where a wrong bound, sign or width shows.
+//! Every folded operation, compared with a second implementation of the PTX documentation in
+//! integers that do not overflow, at values at which a wrong bound, sign or width shows.
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn width(kind: &str) -> u32 {
     kind[1..].parse().unwrap_or(1)
 }
 
-/// What an operand can hold.
+/// Mask of an operand's bits.
 fn mask(kind: &str) -> u64 {
     u64::MAX >> (64 - width(kind))
 }
@@ -80,7 +80,7 @@ fn register(kind: &str, number: usize) -> String {
     format!("%{letters}{number}")
 }
 
-/// The ends of both widths and what is next to them, all there is to shift by and one more and
+/// The ends of both widths and their neighbours, all shift distances and one more and
 /// less, a few others.
 fn edges(kind: &str) -> Vec<u64> {
     let small = [0, 1, 2, 3, 6, 7, 31, 32, 33, 63, 64, 65, 224];
@@ -104,8 +104,8 @@ fn number(kind: &str, bits: u64) -> i128 {
     }
 }
 
-/// What an instruction gives (PTX ISA, the section of its name), before it is cut to the width of its result.
-/// `None` where that is undefined.
+/// Result of an instruction (PTX ISA, the section of its name), before it is cut to the width of its result.
+/// `None` if it is undefined.
 fn reference(name: &str, kind: &str, [a, b, c]: [u64; 3]) -> Option<i128> {
     let bits = width(kind);
     let (x, y) = (number(kind, a), number(kind, b));
@@ -125,7 +125,7 @@ fn reference(name: &str, kind: &str, [a, b, c]: [u64; 3]) -> Option<i128> {
         "add" => x + y,
         "sub" => x - y,
         "mul.lo" | "mul.wide" => x.wrapping_mul(y),
-        // By more than the width is by the width.
+        // A shift by more than the width is one by the width.
         "shl" => x << b.min(bits.into()),
         "shr" => x >> b.min(bits.into()),
         "min" => x.min(y),
@@ -144,7 +144,7 @@ fn reference(name: &str, kind: &str, [a, b, c]: [u64; 3]) -> Option<i128> {
     })
 }
 
-/// The line that must stand in an instruction's place.
+/// The line that must replace an instruction.
 fn folded(kind: &str, result: i128) -> String {
     let (to, value) = (register(kind, 9), result as u64 & mask(kind));
     match width(kind) {
@@ -153,8 +153,8 @@ fn folded(kind: &str, result: i128) -> String {
     }
 }
 
-/// An instruction on these operands, each in a register, or, where `literal` is its number, as the
-/// compiler writes numbers: with a sign or without.
+/// An instruction on these operands, each in a register, except the one with the number `literal`, written as
+/// the compiler writes numbers: with a sign or without.
 fn instruction(
     opcode: &str,
     operands: &[(&str, u64)],

@@ -1,14 +1,14 @@
 //! Constant folding in PTX. The driver's compiler drops code that branches on constants never
-//! reach, but it never works out a division: each takes some twenty instructions, and whatever
+//! reach, but it never computes a division: each takes some twenty instructions, and all code that
 //! depends on it stays.
 
 use std::collections::HashMap;
 
 use ferry_ptx::Instruction;
 
-/// The lines of a kernel, without comments, with the results of instructions whose operands are constants,
-/// and with multiplications and shifts instead of divisions by constants. As they are where registers are
-/// named otherwise than LLVM does.
+/// Folds the lines of a kernel, without comments: instructions with constant operands become moves of their
+/// results, and divisions by constants become multiplications and shifts. Returns the lines unchanged if
+/// registers are not named as LLVM does.
 pub(crate) fn fold(body: &[String]) -> Vec<String> {
     if !body.iter().all(|line| declares_as_llvm(line)) {
         return body.to_vec();
@@ -19,7 +19,7 @@ pub(crate) fn fold(body: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Whether a line declares no registers, or those whose [`Kind`] their names say with that very width.
+/// Whether a line declares no registers, or registers whose names have a [`Kind`] of that very width.
 fn declares_as_llvm(line: &str) -> bool {
     line.split(['{', ';']).all(|statement| {
         let Some((_, declared)) = statement.split_once(".reg ") else {
@@ -64,16 +64,17 @@ fn replaced<'a>(line: &'a str, constants: &mut Constants<'a>) -> Option<String> 
     Some(division(is_division, to, number, divisor))
 }
 
-/// `number / divisor`, or what is left over.
+/// Instructions for `number / divisor`, or the remainder.
 fn division(is_quotient: bool, to: &str, number: &str, divisor: u64) -> String {
     let shift = divisor.trailing_zeros();
     match (divisor.is_power_of_two(), is_quotient) {
         (true, true) => format!("\tshr.u32 \t{to}, {number}, {shift};"),
         (true, false) => format!("\tand.b32 \t{to}, {number}, {};", divisor - 1),
         (false, _) => {
-            let rest = match is_quotient {
-                true => String::new(),
-                false => format!("mul.lo.u32 q, q, {divisor}; sub.u32 q, {number}, q; "),
+            let rest = if is_quotient {
+                String::new()
+            } else {
+                format!("mul.lo.u32 q, q, {divisor}; sub.u32 q, {number}, q; ")
             };
             format!(
                 "\t{{ .reg .b64 n; .reg .b32 q; cvt.u64.u32 n, {number}; mul.hi.u64 n, n, {}; \
@@ -84,15 +85,15 @@ fn division(is_quotient: bool, to: &str, number: &str, divisor: u64) -> String {
     }
 }
 
-/// What a 32-bit number is multiplied by so that the upper half of the 128-bit product is the quotient:
-/// `2^64 / divisor`, rounded up, as its error stays below what would reach the next whole number
+/// Factor of a 32-bit number for which the upper half of the 128-bit product is the quotient:
+/// `2^64 / divisor`, rounded up, as its error stays too small to reach the next whole number
 /// (Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019, theorem 1 with N = 32 and
 /// F = 64). `divisor` is not a power of two.
 const fn multiplier(divisor: u64) -> u64 {
     u64::MAX / divisor + 1
 }
 
-/// What a register holds.
+/// Type of a register.
 enum Kind {
     Predicate,
     Word,
@@ -100,7 +101,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// By its name, as LLVM gives them; `None` for kinds that are left alone.
+    /// Kind of a register by the name that LLVM gives it; `None` for kinds that are not folded.
     fn of(register: &str) -> Option<Self> {
         let name = register.strip_prefix('%')?;
         match name.trim_end_matches(|letter: char| letter.is_ascii_digit()) {
@@ -112,9 +113,9 @@ impl Kind {
     }
 }
 
-/// The registers of a kernel that hold the same in every launch.
+/// The registers of a kernel whose value is the same in every launch.
 struct Constants<'a> {
-    /// The only line that writes a register; `None` where there are more.
+    /// The only line that writes a register; `None` if there are more.
     writers: HashMap<&'a str, Option<&'a str>>,
     values: HashMap<&'a str, Option<u64>>,
 }
@@ -141,7 +142,7 @@ impl<'a> Constants<'a> {
         }
     }
 
-    /// What an operand is, a register or a number, if that is known.
+    /// Value of an operand, a register or a number, if it is known.
     fn value(&mut self, operand: &'a str) -> Option<u64> {
         if !operand.starts_with('%') {
             let negative = || operand.parse::<i64>().ok().map(i64::cast_unsigned);
@@ -150,7 +151,7 @@ impl<'a> Constants<'a> {
         if let Some(&known) = self.values.get(operand) {
             return known;
         }
-        // Not known while it is worked out: a register may depend on itself.
+        // Unknown while it is computed: a register may depend on itself.
         self.values.insert(operand, None);
         let line = self.writers.get(operand).copied().flatten();
         let value = line.and_then(|line| self.result(line, operand));
@@ -158,7 +159,7 @@ impl<'a> Constants<'a> {
         value
     }
 
-    /// What the instruction in `line` writes to `register`.
+    /// Value that the instruction in `line` writes to `register`.
     fn result(&mut self, line: &'a str, register: &str) -> Option<u64> {
         let Instruction { opcode, operands } = Instruction::of(line)?;
         let (&to, from) = operands.split_first()?;
@@ -193,11 +194,11 @@ impl<'a> Constants<'a> {
 /// The low half of a double word.
 const LOW: u64 = 0xffff_ffff;
 
-/// The result of an instruction with `count` operands, in the low bits. `None` where it is not one
-/// of those that sizes and places are made of.
+/// The result of an instruction with `count` operands, in the low bits. `None` for instructions that
+/// computations of sizes and places do not need.
 fn evaluate(opcode: &str, count: usize, [a, b, c]: [u64; 3]) -> Option<u64> {
     let (name, kind) = opcode.rsplit_once('.')?;
-    // Of narrow operands, the bits that are not theirs.
+    // The bits beyond a narrow operand.
     let (bits, mask) = match kind {
         "b64" | "u64" | "s64" => (64, u64::MAX),
         "b32" | "u32" | "s32" => (32, LOW),
@@ -218,7 +219,7 @@ fn evaluate(opcode: &str, count: usize, [a, b, c]: [u64; 3]) -> Option<u64> {
         ("mul.wide", 2) if kind == "u32" => x * y,
         ("and", 2) => x & y,
         ("or", 2) => x | y,
-        // Nothing is left where that is by too much (PTX ISA, "shl").
+        // A shift by too much leaves nothing (PTX ISA, "shl").
         ("shl", 2) => x.checked_shl(b as u32).unwrap_or(0),
         ("shr", 2) if !is_signed => x.checked_shr(b as u32).unwrap_or(0),
         ("min", 2) if !is_signed => x.min(y),

@@ -1,4 +1,4 @@
-//! Graphs of ranks that share a GPU: what their captures have recorded counts when they are launched.
+//! Graphs of ranks that share a GPU: their recorded calls count when they are launched.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use ferry_layout::Kernel;
 use super::{Halves, Lane, Order, Progress, RECORDINGS, Recording, Reserved, Step, Wait, lock};
 use crate::error::SharedGpuError;
 
-/// What a graph has of an order.
+/// Calls of an order's ranks in a graph.
 pub(crate) struct Recorded {
     order: Arc<Order>,
     halves: Halves,
 }
 
 impl Halves {
-    /// What of `graph` must not come into `lane`: the rank's index, and what stands there.
+    /// A conflict of `graph` with a kernel in `lane`: the rank's index, and the kernel that waits for it.
     fn conflict_with(&self, graph: &Self, lane: Lane) -> Option<(usize, &Wait)> {
         let mut each = graph.ranks.iter().enumerate();
         each.find_map(|(index, part)| {
@@ -24,7 +24,7 @@ impl Halves {
         })
     }
 
-    /// Counts `graph` as launched into `lane`. It is one: within it, its capture has seen the order.
+    /// Counts `graph` as launched into `lane`, as a whole: its capture has checked the order within it.
     fn enter_all(&mut self, graph: &Self, lane: Lane) -> Vec<Step> {
         let mut steps = Vec::new();
         for (index, part) in graph.ranks.iter().enumerate() {
@@ -59,7 +59,7 @@ impl Halves {
     }
 }
 
-/// What the capture with this number has recorded, for its graph, or to be thrown away.
+/// Takes the recordings of the capture with this number, for its graph or to be discarded.
 pub(crate) fn take(capture: u64) -> Vec<Recorded> {
     let mut recordings = lock(&RECORDINGS);
     let is_of = |known: &mut Recording| known.capture == capture;
@@ -69,7 +69,7 @@ pub(crate) fn take(capture: u64) -> Vec<Recorded> {
 }
 
 impl Recorded {
-    /// Refuses a launch of the graph that would come behind a kernel that waits for it; else counts it as
+    /// Refuses a launch of the graph that would follow a kernel that waits for it; otherwise counts it as
     /// launched.
     pub(crate) fn reserve(&self, lane: Lane) -> Result<Reserved, SharedGpuError> {
         let refused = |halves: &Halves| {

@@ -15,7 +15,7 @@ fn capture() -> u64 {
 }
 
 fn stream(handle: u64) -> Stream {
-    // SAFETY: nothing here enqueues.
+    // SAFETY: `Stream::new` is about enqueued work, and nothing here enqueues.
     unsafe { Stream::new(handle) }
 }
 
@@ -28,7 +28,7 @@ fn pair() -> [Turn; 2] {
     turns.try_into().ok().unwrap()
 }
 
-/// Makes calls of ranks, by index, until one is refused: which, and of which two.
+/// Makes calls of ranks, by index, until one is refused; returns its position and the two kernels.
 fn run(turns: &[Turn; 2], calls: &[(usize, Kernel, Lane)]) -> Option<(usize, [Rank; 2])> {
     for (place, &(index, kernel, lane)) in calls.iter().enumerate() {
         match turns[index].reserve(kernel, lane) {
@@ -128,7 +128,7 @@ fn a_call_that_was_refused_may_be_made_in_another_stream() {
     let turns = pair();
     assert!(run(&turns, &in_one(&[(0, Dispatch), (1, Dispatch)])).is_some());
     assert_eq!(run(&turns, &[(1, Dispatch, lane(8))]), None);
-    // And what stands there waits for it no more.
+    // And the kernel there waits for it no more.
     assert_eq!(run(&turns, &in_one(&[(1, CombineAsync)])), None);
 }
 
@@ -202,7 +202,7 @@ fn a_capture_may_begin_in_the_middle_of_a_round() {
             .collect();
         assert_eq!(run(&pair(), &calls), None, "from {:?}", kernels[start]);
     }
-    // The other rank's half is due where its own call shows that it was not sent before.
+    // The other rank's half is due if its own call shows that it was not sent before.
     for (first, second) in [
         (Combine, Combine),
         (DispatchWait, DispatchAsync),
@@ -214,7 +214,7 @@ fn a_capture_may_begin_in_the_middle_of_a_round() {
     }
 }
 
-/// What a capture of these calls, each in a stream of its own, has recorded.
+/// The recordings of a capture of these calls, each in a stream of its own.
 fn recorded(turns: &[Turn; 2], calls: &[(usize, Kernel)]) -> Recorded {
     let number = capture();
     let in_lane = |&(index, kernel): &(usize, Kernel)| {
@@ -278,7 +278,7 @@ fn behind_a_capture_of_others_only_captures_are_looked_at() {
 fn what_a_failed_launch_would_have_met_is_waited_for_again() {
     let turns = pair();
     let failing = turns[0].reserve(Dispatch, lane(8)).unwrap();
-    // Meanwhile the other rank's kernel stands behind nothing that it waits for, as it seems.
+    // Meanwhile the other rank's kernel seems to follow no kernel that waits for it.
     turns[1].reserve(Dispatch, lane(9)).unwrap().launched(true);
     drop(failing);
     assert_eq!(run(&turns, &in_one(&[(0, Dispatch)])), Some((0, FIRST)));

@@ -1,4 +1,4 @@
-//! How often a group calls its bootstrap, from which threads, and with how many bytes: the table of
+//! Number, threads and bytes of a group's calls of its bootstrap: the table of
 //! [`Bootstrap`](crate::bootstrap::Bootstrap).
 
 use std::sync::{Arc, Mutex};
@@ -7,9 +7,9 @@ use std::thread::{self, ThreadId};
 use super::*;
 use crate::group::bootstrap::Bootstrap;
 
-/// Longest names that a process tells of its machine.
+/// Longest names that a process sends of its machine.
 const NAME_BYTES: usize = 255;
-/// What a CUDA IPC handle has more than one of these processes'.
+/// Bytes by which a CUDA IPC handle is longer than one of these processes'.
 const MORE_HANDLE_BYTES: usize = 56;
 
 /// The bytes of each call, and its thread.
@@ -17,7 +17,7 @@ const MORE_HANDLE_BYTES: usize = 56;
 struct Calls(Arc<Mutex<Vec<(usize, ThreadId)>>>);
 
 impl Calls {
-    /// Of `process`, each call of whose bootstrap is noted.
+    /// The bootstrap of `process`, with each call noted.
     fn over(&self, process: Process<'_>) -> Box<dyn Bootstrap> {
         let (noted, mut inner) = (self.0.clone(), process.bootstrap());
         let gather = move |bytes: &[u8]| {
@@ -25,12 +25,12 @@ impl Calls {
             noted.lock().unwrap().push(call);
             inner.all_gather(bytes)
         };
-        // SAFETY: the rank and what is gathered are those of the bootstrap within.
+        // SAFETY: rank and gathered bytes are those of the wrapped bootstrap.
         Box::new(unsafe { FnBootstrap::new(process.rank, RANKS, gather) }.unwrap())
     }
 
-    /// Those since it was last asked: as many as `wanted`, from this thread, none longer than `most`; gives
-    /// how many had no bytes, as barriers.
+    /// Checks the calls since the last check: as many as `wanted`, from this thread, none longer than `most`.
+    /// Returns the number of those without bytes, such as barriers.
     fn take(&self, wanted: usize, most: usize) -> usize {
         let calls = std::mem::take(&mut *self.0.lock().unwrap());
         let bytes: Vec<usize> = calls.iter().map(|call| call.0).collect();

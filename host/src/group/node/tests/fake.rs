@@ -16,7 +16,7 @@ pub const HIDDEN: usize = 8;
 pub const LONG: Duration = Duration::from_secs(20);
 pub const SHORT: Duration = Duration::from_secs(3);
 
-/// One token a rank, for one of as many experts.
+/// One token per rank, for one of as many experts.
 pub fn config(ranks: u32) -> Config {
     Config {
         deadline: LONG,
@@ -24,7 +24,7 @@ pub fn config(ranks: u32) -> Config {
     }
 }
 
-/// What a rank does.
+/// A step of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Open,
@@ -32,13 +32,13 @@ pub enum Step {
     Alloc,
     Export,
     Map,
-    /// Maps, and other memory.
+    /// Maps other memory.
     Confuse,
     Unmap,
 }
 
 impl Step {
-    /// What its error says.
+    /// A part of its error's text.
     pub fn text(self) -> &'static str {
         match self {
             Self::Open => "there is no device 9",
@@ -52,7 +52,7 @@ impl Step {
     }
 }
 
-/// Which rank fails, where, and with which of its windows: the first one is that of the group.
+/// The rank that fails, the step, and the number of the window: the first one is that of the group.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     of: Option<(u32, Step, u64)>,
@@ -70,11 +70,11 @@ impl Failure {
     }
 }
 
-/// What there is on the machine.
+/// Windows and maps on the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     pub windows: BTreeSet<u64>,
-    /// The rank that has mapped, and what.
+    /// Ranks, and the windows that they have mapped.
     pub maps: BTreeSet<(u32, u64)>,
     pub drained: usize,
 }
@@ -85,7 +85,7 @@ impl Ledger {
     }
 }
 
-/// A machine with so many GPUs.
+/// A machine with several GPUs.
 pub struct Node {
     /// The simulator, of which each process uses a rank.
     inside: Group,
@@ -100,7 +100,7 @@ impl Node {
         Self::with_timeout(ranks, LONG)
     }
 
-    /// `timeout`: of the bootstraps.
+    /// A machine whose bootstraps have this timeout.
     pub fn with_timeout(ranks: u32, timeout: Duration) -> Self {
         Self {
             inside: Group::simulated(ranks, 1).unwrap(),
@@ -115,7 +115,7 @@ impl Node {
         Process { node: self, rank }
     }
 
-    /// What `run` gives in each process, by rank.
+    /// Runs `run` in each process, and returns the results by rank.
     pub fn each<T: Send>(
         &self,
         run: impl Fn(Process<'_>) -> Result<T, Error> + Sync,
@@ -216,12 +216,14 @@ impl Process<'_> {
             allocated: Mutex::default(),
             ledger: self.node.ledger.clone(),
         };
-        let open = || match fake.fails(Step::Open) {
-            true => Err(Error::NoSuchDevice {
-                device: 9,
-                devices: 1,
-            }),
-            false => Ok(fake),
+        let open = || {
+            if fake.fails(Step::Open) {
+                return Err(Error::NoSuchDevice {
+                    device: 9,
+                    devices: 1,
+                });
+            }
+            Ok(fake)
         };
         Group::with_fabric(Box::new(NodeFabric::join(bootstrap, open)?))
     }
@@ -307,7 +309,7 @@ impl Share for Fake {
         assert!(ledger.windows.remove(&at), "{at:#x} is freed twice");
         let mapped = ledger.maps.iter().find(|map| map.1 == at);
         assert!(mapped.is_none(), "{at:#x} is freed, and mapped: {mapped:?}");
-        // SAFETY: `alloc` got it from the device; the caller says the rest.
+        // SAFETY: `alloc` got it from the device, and nothing uses it any more: documented on `Share::free`.
         unsafe { self.device.free(window) }
     }
 
@@ -344,7 +346,7 @@ impl Share for Fake {
             return Err(Error::Node(NodeError::NotMapped { rank, peer, source }));
         }
         assert!(ledger.maps.insert((rank.0, at)), "{at:#x} is mapped twice");
-        // SAFETY: the simulator's ranks address each other's memory.
+        // SAFETY: the simulator's ranks address each other's memory, and it refuses freed addresses.
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 

@@ -1,10 +1,10 @@
-//! What the processes that are left do after one was lost: the steps of [`Group`], as they are written there.
+//! Recovery of the remaining processes after one was lost, in the steps that [`Group`] documents.
 
 use super::*;
 use crate::plan::config::Config;
 use ferry_layout::FaultKind;
 
-/// Experts for three ranks and for two; soon missed.
+/// Experts for three ranks and for two; a short deadline.
 pub fn config() -> Config {
     Config {
         deadline: Duration::from_secs(2),
@@ -20,7 +20,7 @@ fn processes_that_are_left_recover_as_the_documentation_of_a_group_says() {
         let mut rank = begin_with(&group, config())?;
         round(&mut rank)?;
         if process.rank == 1 {
-            // What is left of a process that is killed: its connections end.
+            // As if the process were killed: its connections end.
             return Ok(());
         }
         // 1. Learn of it.
@@ -49,7 +49,7 @@ fn processes_that_are_left_recover_as_the_documentation_of_a_group_says() {
     });
     outcomes.into_iter().for_each(|outcome| outcome.unwrap());
     assert!(rest.ledger().is_clean());
-    // Those that are left have unmapped each other's, and kept their own.
+    // The remaining ranks have unmapped each other's windows, and kept their own.
     let ledger = node.ledger();
     let maps: Vec<u32> = ledger.maps.iter().map(|map| map.0).collect();
     assert_eq!((ledger.windows.len(), &maps[..]), (3, &[1, 1][..]));

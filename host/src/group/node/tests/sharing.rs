@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::*;
 
-/// What each rank finds where ranks 1 and 2 are on the GPU of rank 1, if they say so, as clients of MPS or
-/// in turns.
+/// Outcome on each rank if ranks 1 and 2 share the GPU of rank 1: `says` is whether each allows it, as
+/// clients of MPS or in turns.
 fn each_of_three(
     node: &Node,
     says: [bool; 3],
@@ -31,7 +31,7 @@ fn each_of_three(
     })
 }
 
-/// Passes a round, in which the ranks that share a GPU take their part of it, and the other one all.
+/// Runs a round, in which the ranks that share a GPU take their parts of it, and the other rank a whole one.
 fn pass_a_round(is_under_mps: bool) {
     let node = Node::new(3);
     let found = each_of_three(&node, [false, true, true], is_under_mps).into_iter();
