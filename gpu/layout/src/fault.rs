@@ -149,6 +149,8 @@ pub struct Fault {
     /// Rank at which the chain of waiting ranks begins, for a [`PeerTimeout`](FaultKind::PeerTimeout):
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. For all other kinds this
     /// rank.
+    /// A late rank, on which `peer` had given up, is its own culprit, if it waits for `peer`; if it received
+    /// everything, the host reports that the peer gave up instead of a fault.
     pub culprit: Rank,
     /// Data that was awaited or read.
     pub region: Region,

@@ -44,6 +44,9 @@ impl core::fmt::Display for Rank {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CombineMode {
     /// One row per (token, rank): the experts' rank applies the router weights and sums.
+    /// Products and sums are f32, by top-k slot. The sum travels as BF16, and the token's rank adds the sums
+    /// by rank, in f32, and rounds once. In exact mode it adds all weighted rows by top-k slot, in f32, and
+    /// rounds once.
     #[default]
     Reduced,
     /// One row per (token, top-k slot): the token's rank applies the weights and sums, or keeps the rows
