@@ -45,7 +45,7 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Complaints about the order of the log's entries: numbers fall one by one.
+/// Complaints about the log: entries whose numbers do not fall one by one, or that its index lacks.
 pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
     let Some(log) = files.iter().find(|file| file.path == LOG) else {
         return Vec::new();
@@ -53,11 +53,16 @@ pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
     let entries = entries(log);
     let pairs = entries.iter().zip(entries.iter().skip(1));
     let falls = pairs.filter(|((_, first), (_, second))| *second + 1 != *first);
-    falls
-        .map(|((_, first), (line, second))| {
-            log.complaint_at(*line, format!("T-{second:03} follows T-{first:03}"))
-        })
-        .collect()
+    let complaints = falls.map(|((_, first), (line, second))| {
+        log.complaint_at(*line, format!("T-{second:03} follows T-{first:03}"))
+    });
+    let index = log.text.lines().filter_map(|line| entry(line.strip_prefix("| ")?));
+    let listed: BTreeSet<u32> = index.map(|(entry, _)| entry).collect();
+    let missing = entries.iter().filter(|(_, entry)| !listed.contains(entry));
+    let missing = missing.map(|(line, entry)| {
+        log.complaint_at(*line, format!("the index has no line for T-{entry:03}"))
+    });
+    complaints.chain(missing).collect()
 }
 
 /// Lines and numbers of the log's entries.
@@ -111,10 +116,15 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_in_order() {
+    fn entries_are_in_order_and_in_the_index() {
+        let index = "| T-001 | A |\n| T-003 | C |\n";
+        let lines = |log: &str| -> Vec<_> {
+            let found = check_order(&tree("", &format!("{index}{log}")));
+            found.iter().map(|complaint| complaint.line).collect()
+        };
         let log = "### T-003 C\n### T-001 A\n### T-001 A again\n";
-        let lines: Vec<_> = check_order(&tree("", log)).iter().map(|c| c.line).collect();
-        assert_eq!(lines, [Some(2), Some(3)]);
-        assert_eq!(check_order(&tree("", "### T-002 B\n### T-001 A\n")), []);
+        assert_eq!(lines(log), [4, 5].map(Some));
+        assert_eq!(lines("### T-002 B\n### T-001 A\n"), [Some(3)]);
+        assert_eq!(lines("### T-001 A\n"), []);
     }
 }
