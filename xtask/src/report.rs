@@ -1,7 +1,8 @@
-//! `cargo xtask bench --report`: BENCHMARKS.md and its chart, made from committed JSON lines.
+//! `cargo xtask bench --report`: BENCHMARKS.md and its charts, made from committed JSON lines.
 //!
-//! The generated page names the records that it was made from, so that `--check` can make it again.
+//! The page shows the newest record of each number of GPUs, and names it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +10,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 
 mod chart;
+mod layer;
 mod records;
 #[cfg(test)]
 mod tests;
 
 use chart::thousands;
-use records::{Gpus, RANKS, RecordFile, Results, Round, TOKENS};
+use records::{Gpus, RecordFile, Results, Round, Source, TOKENS};
 
 /// The page.
 pub(crate) const PAGE: &str = "BENCHMARKS.md";
@@ -43,74 +45,53 @@ enum Call {
     Combine,
 }
 
-/// The generated files.
-struct Report {
-    page: String,
-    chart: String,
-}
-
-/// Writes the page and the chart, or with `check` fails if they are stale.
+/// Writes the page and the charts, or with `check` says whether they are as generated. Of records of one day
+/// and of as many GPUs, one of `files` counts, else the one that the page names.
 pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     if check {
         if let Some(complaint) = complaint(root)? {
             bail!("{complaint}");
         }
-        println!("{PAGE} and {CHART} are fresh");
+        println!("{PAGE} and its charts are as generated");
         return Ok(());
     }
-    let names = match files {
-        [] => named_or_newest(root)?,
-        files => files.iter().map(|file| file_name(file)).collect(),
-    };
-    let report = generate(root, &names)?;
-    write(root, PAGE, &report.page)?;
-    write(root, CHART, &report.chart)?;
-    println!("{PAGE} and {CHART} are written, from {}", names.join(", "));
+    let mut preferred = named_records(&read(root, PAGE).unwrap_or_default());
+    preferred.extend(files.iter().map(|file| file_name(file)));
+    for (path, text) in generate(root, &preferred)? {
+        write(root, &path, &text)?;
+        println!("{path} is written");
+    }
     Ok(())
 }
 
-/// A complaint if the committed page or chart is stale.
+/// Returns what is wrong with the committed page and charts, if anything is.
 pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
     let page = read(root, PAGE)?;
     let names = named_records(&page);
     if names.is_empty() {
         return Ok(Some(format!("{PAGE} names no record in {FOLDER}")));
     }
-    let report = match generate(root, &names) {
-        Ok(report) => report,
+    let generated = match generate(root, &names) {
+        Ok(generated) => generated,
         Err(error) => return Ok(Some(format!("{PAGE}: {error:#}"))),
     };
-    let chart = read(root, CHART).unwrap_or_default();
-    for (path, is_same) in [(PAGE, page == report.page), (CHART, chart == report.chart)] {
-        if !is_same {
-            return Ok(Some(format!(
-                "{path} is stale; renew it with `cargo xtask bench --report`"
-            )));
-        }
-    }
-    Ok(None)
+    let stale = |(path, text): &(String, String)| read(root, path).ok().as_ref() != Some(text);
+    Ok(generated.iter().find(|file| stale(file)).map(|(path, _)| {
+        format!("{path} is not as generated; `cargo xtask bench --report` writes it")
+    }))
 }
 
-/// The records that the page names; those of the newest date if it names none.
-fn named_or_newest(root: &Path) -> Result<Vec<String>> {
-    let named = named_records(&read(root, PAGE).unwrap_or_default());
-    if !named.is_empty() {
-        return Ok(named);
-    }
+/// Names of the files in the folder of records that begin and end so, in order.
+fn listed(root: &Path, start: &str, end: &str) -> Result<BTreeSet<String>> {
     let entries =
         fs::read_dir(root.join(FOLDER)).with_context(|| format!("cannot list {FOLDER}"))?;
-    let mut names = Vec::new();
+    let mut names = BTreeSet::new();
     for entry in entries {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".jsonl") {
-            names.push(name);
+        if name.starts_with(start) && name.ends_with(end) {
+            names.insert(name);
         }
     }
-    names.sort();
-    let date = |name: &String| name.chars().take(records::DATE_LENGTH).collect::<String>();
-    let newest = names.last().map(date);
-    names.retain(|name| Some(date(name)) == newest);
-    ensure!(!names.is_empty(), "there is no .jsonl file in {FOLDER}");
     Ok(names)
 }
 
@@ -130,7 +111,14 @@ fn named_records(page: &str) -> Vec<String> {
     names
 }
 
-fn generate(root: &Path, names: &[String]) -> Result<Report> {
+/// Paths and texts of the page and the charts. Of one day, the last one of `preferred` counts.
+fn generate(root: &Path, preferred: &[String]) -> Result<Vec<(String, String)>> {
+    let mut names: Vec<_> = listed(root, "", ".jsonl")?.into_iter().collect();
+    ensure!(!names.is_empty(), "there is no .jsonl file in {FOLDER}");
+    // Of as many GPUs the last one counts.
+    let date = |name: &str| name.chars().take(records::DATE_LENGTH).collect::<String>();
+    let rank = |name: &String| preferred.iter().rposition(|other| other == name);
+    names.sort_by_cached_key(|name| (date(name), rank(name), name.clone()));
     let files = names.iter().map(|name| {
         let text = read(root, &format!("{FOLDER}/{name}"))?;
         RecordFile::parse(name, &text)
@@ -139,10 +127,16 @@ fn generate(root: &Path, names: &[String]) -> Result<Report> {
     let page = TEMPLATE.replacen(PLACE, &measured(&results), 1);
     let lines = page.lines().count();
     ensure!(lines <= MOST_LINES, "{lines} lines, more than {MOST_LINES}");
-    Ok(Report {
-        page,
-        chart: chart::draw(&results),
-    })
+    let mut generated = vec![
+        (PAGE.to_owned(), page),
+        (CHART.to_owned(), chart::draw(&results)),
+    ];
+    for name in listed(root, "moe-layer-", ".json")? {
+        let path = format!("{FOLDER}/{name}");
+        let drawn = layer::draw(&read(root, &path)?).with_context(|| path.clone())?;
+        generated.push((path.replace(".json", ".svg"), drawn));
+    }
+    Ok(generated)
 }
 
 /// The part of the page that is made of records.
@@ -154,33 +148,29 @@ fn measured(results: &Results) -> String {
 }
 
 fn write_measured(text: &mut String, results: &Results) -> std::fmt::Result {
-    let l2 = if results.flushed { "flushed" } else { "warm" };
-    writeln!(text, "Commit {}, L2 cache {l2}.\n", results.commit)?;
     writeln!(
         text,
         "![time and share of the limit against tokens]({CHART})"
     )?;
-    let own = RANKS.map(Gpus::own);
-    let shared = results.sources.keys().filter(|gpus| gpus.ranks_per_gpu > 1);
-    for gpus in own.iter().chain(shared) {
-        write_section(text, results, *gpus)?;
+    for (gpus, source) in &results.sources {
+        write_section(text, results, *gpus, source)?;
     }
     write_silu(text, results)
 }
 
-/// The results of ranks.
-fn write_section(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::Result {
-    writeln!(text, "\n### {gpus}\n")?;
-    let Some(source) = results.sources.get(&gpus) else {
-        return writeln!(text, "Missing: no record of this commit.");
-    };
+/// What was measured of ranks.
+fn write_section(
+    text: &mut String,
+    results: &Results,
+    gpus: Gpus,
+    source: &Source,
+) -> std::fmt::Result {
+    let Source { commit, date, .. } = source;
+    let l2 = if source.flushed { "flushed" } else { "warm" };
     let list = source.files.iter().map(|name| format!("`{FOLDER}/{name}`"));
-    writeln!(
-        text,
-        "{}: {}.",
-        source.date,
-        list.collect::<Vec<_>>().join(", ")
-    )?;
+    let list = list.collect::<Vec<_>>().join(", ");
+    writeln!(text, "\n### {gpus}\n")?;
+    writeln!(text, "Commit {commit}, {date}, L2 cache {l2}: {list}.")?;
     if let Some(limits) = &source.limits {
         writeln!(
             text,
@@ -189,7 +179,7 @@ fn write_section(text: &mut String, results: &Results, gpus: Gpus) -> std::fmt::
             limits.wire_gb_per_s,
             thousands(limits.hbm_gb_per_s, 0),
             limits.round_trip_us,
-            limits.empty_call.of(results.flushed),
+            limits.empty_call.of(source.flushed),
         )?;
     }
     write_table(text, results, gpus)?;

@@ -130,7 +130,14 @@ impl RoundLine {
         }
     }
 
-    /// A call's limit in device memory, if all ranks share one GPU: with several, the wire limits, too.
+    /// Whether the round has the sizes that the template names.
+    fn is_shown(&self) -> bool {
+        let sizes = [self.hidden, self.top_k, self.experts];
+        let kind = [&self.group, &self.routing, &self.mode].map(String::as_str);
+        sizes == [7168, 8, 256] && kind == ["local", "uniform", "reduced"]
+    }
+
+    /// A call's limit in device memory. That of ranks on several GPUs would be some of each.
     fn memory_us(&self, phase: &PhaseLine) -> Option<f64> {
         let on_one_gpu = self.ranks_per_gpu == self.ranks;
         phase.memory_us.filter(|_| on_one_gpu)
@@ -234,19 +241,19 @@ impl Phase {
     }
 }
 
-/// Records with the results of ranks.
+/// Newest record of some ranks.
 pub(super) struct Source {
     pub(super) files: Vec<String>,
+    pub(super) commit: String,
     pub(super) date: String,
+    /// Whether the L2 cache was flushed. Warm rounds are shown if there are any.
+    pub(super) flushed: bool,
     pub(super) limits: Option<Limits>,
 }
 
-/// All that was measured at one commit.
+/// Newest records of each number of ranks.
 pub(super) struct Results {
-    pub(super) commit: String,
-    /// Whether the L2 cache was flushed. Warm rounds are shown if there are any.
-    pub(super) flushed: bool,
-    /// Sources by ranks, those with a GPU each first.
+    /// Those with a GPU each first.
     pub(super) sources: BTreeMap<Gpus, Source>,
     /// Times of the first file that has any, of ranks with a GPU each.
     pub(super) silu: Vec<SiluTime>,
@@ -254,68 +261,38 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Merges files, which must be of one commit.
+    /// Puts files together: of the same ranks those of the last commit.
     pub(super) fn of(files: Vec<RecordFile>) -> Result<Results> {
-        let commit = files.first().context("no records")?.commit.clone();
-        let mut sources = BTreeMap::new();
-        let (mut lines, mut silu) = (Vec::new(), Vec::new());
+        let mut newest: BTreeMap<Gpus, Vec<RecordFile>> = BTreeMap::new();
         for file in files {
-            ensure!(
-                file.commit == commit,
-                "{}: of another commit than {commit}; name the files of one",
-                file.name
-            );
-            let source = sources.entry(file.gpus).or_insert(Source {
-                files: Vec::new(),
-                date: file.date,
-                limits: None,
-            });
-            source.files.push(file.name);
-            source.limits = source.limits.take().or(file.limits);
-            lines.extend(file.rounds);
-            if silu.is_empty() && file.gpus.ranks_per_gpu == 1 {
-                silu = file.silu;
-            }
+            let of_ranks = newest.entry(file.gpus).or_default();
+            of_ranks.retain(|other| other.commit == file.commit);
+            of_ranks.push(file);
         }
-        let is_shown = |round: &RoundLine| {
-            let sizes = [round.hidden, round.top_k, round.experts];
-            let kind = [&round.group, &round.routing, &round.mode].map(String::as_str);
-            // As the template says.
-            sizes == [7168, 8, 256] && kind == ["local", "uniform", "reduced"]
-        };
-        lines.retain(is_shown);
-        let flushed = lines.iter().all(|round| round.l2_flushed);
-        let mut groups: BTreeMap<Key, Vec<RoundLine>> = BTreeMap::new();
-        for round in lines
-            .into_iter()
-            .filter(|round| round.l2_flushed == flushed)
-        {
-            let key = Key {
-                gpus: round.gpus(),
-                format: round.format.clone(),
-                tokens: round.tokens,
-                max_sms: round.max_sms,
+        let own = newest.iter().filter(|(gpus, _)| gpus.ranks_per_gpu == 1);
+        let mut silu = own.flat_map(|(_, files)| files).map(|file| &file.silu);
+        let silu = silu.find(|times| !times.is_empty()).cloned();
+        let (mut sources, mut rounds) = (BTreeMap::new(), BTreeMap::new());
+        for (gpus, files) in newest {
+            let mut lines: Vec<_> = files.iter().flat_map(|file| file.rounds.clone()).collect();
+            lines.retain(RoundLine::is_shown);
+            let flushed = lines.iter().all(|round| round.l2_flushed);
+            lines.retain(|round| round.l2_flushed == flushed);
+            rounds.extend(Round::all(lines)?);
+            let first = files.first().context("a number of ranks without a file")?;
+            let source = Source {
+                commit: first.commit.clone(),
+                date: first.date.clone(),
+                flushed,
+                limits: files.iter().find_map(|file| file.limits.clone()),
+                files: files.into_iter().map(|file| file.name).collect(),
             };
-            groups.entry(key).or_default().push(round);
+            sources.insert(gpus, source);
         }
-        for (key, runs) in &groups {
-            ensure!(
-                runs.iter().any(|run| run.verified != "no"),
-                "{} with {} tokens on {}: no run's results were verified",
-                key.format,
-                key.tokens,
-                key.gpus
-            );
-        }
-        let rounds = groups
-            .into_iter()
-            .map(|(key, runs)| (key, Round::of(&runs)));
         Ok(Results {
-            commit,
-            flushed,
             sources,
-            silu,
-            rounds: rounds.collect(),
+            silu: silu.unwrap_or_default(),
+            rounds,
         })
     }
 
@@ -337,6 +314,31 @@ impl Results {
 }
 
 impl Round {
+    /// Medians of the runs of each round, one of which must be verified.
+    fn all(lines: Vec<RoundLine>) -> Result<BTreeMap<Key, Round>> {
+        let mut groups: BTreeMap<Key, Vec<RoundLine>> = BTreeMap::new();
+        for round in lines {
+            let key = Key {
+                gpus: round.gpus(),
+                format: round.format.clone(),
+                tokens: round.tokens,
+                max_sms: round.max_sms,
+            };
+            groups.entry(key).or_default().push(round);
+        }
+        let medians = groups.into_iter().map(|(key, runs)| {
+            ensure!(
+                runs.iter().any(|run| run.verified != "no"),
+                "{} with {} tokens on {}: no run's results were verified",
+                key.format,
+                key.tokens,
+                key.gpus
+            );
+            Ok((key, Round::of(&runs)))
+        });
+        medians.collect()
+    }
+
     fn of(runs: &[RoundLine]) -> Round {
         let phase = |pick: fn(&RoundLine) -> &PhaseLine| Phase {
             us: median(runs.iter().map(|run| pick(run).gpu_us.median)).unwrap_or(0.0),

@@ -56,7 +56,10 @@ pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
     let complaints = falls.map(|((_, first), (line, second))| {
         log.complaint_at(*line, format!("T-{second:03} follows T-{first:03}"))
     });
-    let index = log.text.lines().filter_map(|line| entry(line.strip_prefix("| ")?));
+    let index = log
+        .text
+        .lines()
+        .filter_map(|line| entry(line.strip_prefix("| ")?));
     let listed: BTreeSet<u32> = index.map(|(entry, _)| entry).collect();
     let missing = entries.iter().filter(|(_, entry)| !listed.contains(entry));
     let missing = missing.map(|(line, entry)| {
