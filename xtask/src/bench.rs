@@ -9,7 +9,7 @@ use crate::places::Places;
 pub(crate) fn run(places: &Places, arguments: &[String]) -> Result<()> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
-    let package = ["--package", "ferry-tests", "--features", "cuda"];
+    let package = ["--package", "ferry-tests", "--features", "cudarc"];
     cmd!(
         shell,
         "cargo run --quiet --release {package...} -- bench {arguments...}"

@@ -2,13 +2,12 @@
 //!
 //! Per number of tokens it measures GPU time of each call (`round`), the period of pairs in a
 //! CUDA graph, and host time of each call; then checks the results (`verify`). In the same run
-//! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`). All of
-//! it is timed in one way (`rig`), in one process with a thread a GPU or in a process a GPU
-//! (`processes`).
+//! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`), and if
+//! asked for a whole layer with its experts (`layer`). All of it is timed in one way (`rig`), in
+//! one process with a thread a GPU or in a process a GPU (`processes`).
 
 pub mod meeting;
 pub mod options;
-pub mod plot;
 pub mod predict;
 pub mod processes;
 pub mod record;
@@ -17,6 +16,8 @@ pub mod sink;
 pub mod statistics;
 pub mod traffic;
 
+#[cfg(feature = "cudarc")]
+pub(crate) mod layer;
 #[cfg(feature = "cuda")]
 mod limits;
 #[cfg(feature = "cuda")]

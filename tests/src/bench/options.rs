@@ -114,6 +114,8 @@ pub enum Part {
     SkipA2a,
     /// What each option costs (needs the limits)
     Options,
+    /// A whole layer with its experts; only if it is named, and built with the feature `cudarc`
+    Layer,
 }
 
 /// Options of the benchmark.
@@ -141,6 +143,9 @@ pub struct BenchArgs {
     /// Elements of a token
     #[arg(long, default_value_t = 7168)]
     pub hidden: usize,
+    /// Values between an expert's two products, in a layer
+    #[arg(long, default_value_t = 2048)]
+    pub intermediate: usize,
     /// Experts of a token
     #[arg(long, default_value_t = 8)]
     pub top_k: usize,
@@ -190,9 +195,6 @@ pub struct BenchArgs {
     /// Where to write JSON lines
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Where to write plots
-    #[arg(long, value_name = "FOLDER")]
-    pub svg: Option<PathBuf>,
     /// NCCL's library [default: look in the loader's places and python3's packages]
     #[arg(long, value_name = "LIBRARY")]
     pub nccl: Option<PathBuf>,
@@ -224,7 +226,7 @@ impl BenchArgs {
 
     /// Whether a part is wanted.
     pub fn wants(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
+        self.only.contains(&part) || (self.only.is_empty() && part != Part::Layer)
     }
 
     /// Whether dispatch and combine run at all.

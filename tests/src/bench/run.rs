@@ -6,7 +6,7 @@ use ferry_reference::Problem;
 
 use super::limits::{self, CopySizes};
 use super::local;
-use super::nccl::{self, Nccl};
+use super::nccl;
 use super::options::{BenchArgs, GroupChoice, Part, mode_name};
 use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
@@ -17,7 +17,7 @@ use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
 use super::with_options::Options;
-use super::{plot, predict, with_options};
+use super::{predict, with_options};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::sharing;
 
@@ -117,18 +117,21 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
         sink.say(format_args!("  {flag} {}", file.display()));
     }
     let yardsticks = measure_yardsticks(&rig, args, &sizes, &mut sink)?;
+    if args.wants(Part::Layer) {
+        #[cfg(feature = "cudarc")]
+        super::layer::measure(&rig, args, &mut sink)?;
+        #[cfg(not(feature = "cudarc"))]
+        anyhow::bail!("--only layer: this program was built without the feature `cudarc`");
+    }
     let records = if args.wants_rounds() {
         rounds(&rig, args, &yardsticks, &mut sink)?
     } else {
         Vec::new()
     };
-    if sink.is_first() {
-        if let Some(folder) = &args.svg {
-            plot::plot(folder, &records, yardsticks.limits.as_ref())?;
-        }
-        if let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits) {
-            predict::predict(&records, limits, ranks);
-        }
+    if sink.is_first()
+        && let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits)
+    {
+        predict::predict(&records, limits, ranks);
     }
     // Collective, so only if the first process has not failed.
     processes.meet()?;
@@ -229,24 +232,13 @@ fn print_limits(limits: &Limits, sink: &Sink) {
 
 /// NCCL's times, or a word why there are none.
 fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]>> {
-    if rig.ranks_per_gpu > 1 {
-        sink.say("NCCL: skipped, it refuses two ranks on a GPU");
-        return Ok(Vec::new());
-    }
-    let library = nccl::load(args.nccl.as_deref());
-    // Those that have it would wait for those that have not.
-    let missing = library.as_ref().err().map(|error| format!("{error:#}"));
-    let missing = rig
-        .processes
-        .share(Ok(missing.unwrap_or_default().into()))?;
-    if let Some(reason) = missing.iter().find(|reason| !reason.is_empty()) {
-        let reason = String::from_utf8_lossy(reason);
-        sink.say(format_args!("NCCL: skipped, there is none ({reason})"));
-        return Ok(Vec::new());
-    }
-    let library = library?;
-    let most = args.tokens.last().copied().unwrap_or(1);
-    let nccl = Nccl::new(rig, library, most, args.hidden)?;
+    let nccl = match nccl::open(rig, args.nccl.as_deref())? {
+        Ok(nccl) => nccl,
+        Err(reason) => {
+            sink.say(format_args!("NCCL: skipped, {reason}"));
+            return Ok(Vec::new());
+        }
+    };
     let version = nccl.version()?;
     sink.say(format_args!(
         "NCCL {version}: tokens: all-gather, reduce-scatter in BF16, µs"
@@ -258,7 +250,9 @@ fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]
     };
     let mut times = Vec::new();
     for &tokens in &args.tokens {
-        let [gather, scatter] = nccl.time(repeats, tokens)?.map(|timed| timed.gpu_us);
+        let [gather, scatter] = nccl
+            .time(repeats, tokens, args.hidden)?
+            .map(|timed| timed.gpu_us);
         sink.say(format_args!(
             "{tokens:>5}: {:>7.1} {:>7.1}",
             gather.median, scatter.median
