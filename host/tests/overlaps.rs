@@ -44,6 +44,37 @@ fn outputs_within_rows_that_overlap_each_other_are_refused() {
     rank.close().unwrap();
 }
 
+/// Rows with gaps between them: an output may be in a gap, but not reach into a row.
+#[test]
+fn outputs_between_rows_are_taken_unless_they_reach_into_one() {
+    let (mut rank, t) = alone_with(config(), &[TOKEN; 3]);
+    let memory = rank.device().alloc(1 << 10).unwrap();
+    let (row_bytes, stride) = (2 * HIDDEN as u64, 4 * HIDDEN as u64);
+    let x = Tensor::contiguous(memory, DataType::Bf16, [3, HIDDEN]).with_row_stride(2 * HIDDEN);
+    let input = DispatchInput { x, ..t.input };
+    for at in (0..3 * stride).step_by(4) {
+        let expert_ids = Tensor::contiguous(memory.plus(at), DataType::I32, [2]);
+        let output = DispatchOutput {
+            expert_ids,
+            ..t.output
+        };
+        let made = rank.dispatch(STREAM, &input, &output);
+        let starts = (0..3).map(|row| row * stride);
+        if starts
+            .clone()
+            .any(|start| at < start + row_bytes && start < at + expert_ids.bytes())
+        {
+            assert_overlap(made, ["expert_ids", "x"]);
+            continue;
+        }
+        made.unwrap();
+        let (rows, sums) = (t.combine_input(None), t.combine_output(false));
+        rank.combine(STREAM, &rows, &sums).unwrap();
+    }
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
+}
+
 #[test]
 fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
     let config = Config {

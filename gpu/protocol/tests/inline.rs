@@ -199,7 +199,7 @@ impl Tiles for Machine {
     }
 
     fn add_bf16(&self, sums: u32, vector: u32) -> u32 {
-        sums + vector
+        sums.wrapping_mul(3).wrapping_add(vector)
     }
 
     fn round_to_bf16(&self, sums: u32) -> u32 {
@@ -264,7 +264,8 @@ fn every_word_is_summed_once_and_rearmed_in_whatever_order_the_words_come() {
                 assert_eq!(machine.sum(range, rows, polls_all), Ok(()), "{range:?}");
                 (0..ROWS).for_each(|row| machine.assert_row(row, range, SENTINEL, |_| SENTINEL));
                 machine.assert_row(OUTPUT, range, UNTOUCHED, |word| {
-                    (0..rows).map(|row| value(row, word as usize)).sum()
+                    let rows = (0..rows).map(|row| value(row, word as usize));
+                    rows.fold(0, |sum: u32, value| sum.wrapping_mul(3).wrapping_add(value))
                 });
                 assert_eq!(machine.rearmed.get(), count, "{range:?}, {rows} rows");
             }
