@@ -4,8 +4,8 @@
 //! ```sh
 //! cargo run --release -p ferry-ep --example moe_layer --features cudarc
 //! ```
-//! One thread enqueues for all ranks, a GPU each; a thread or a process a rank works as well. cuBLAS and NVRTC
-//! are loaded at run time. `ferry-tests bench --only layer` times such a layer, in BF16 and FP8, beside NCCL.
+//! One thread enqueues for all ranks, a GPU each; a thread or a process a rank works as well. cuBLAS and
+//! NVRTC are loaded at run time. `ferry-tests bench --only layer` times such a layer beside NCCL.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -184,8 +184,8 @@ impl Layer {
         Ok((self.communicator).dispatch(lease.stream(), &input, &output)?)
     }
 
-    /// Lets the experts work: gates and ups, SiLU, and the product that leads back. cuBLAS takes the number of
-    /// each expert's rows from the host.
+    /// Lets the experts work: gates and ups, SiLU, and the product that leads back. cuBLAS takes the number
+    /// of each expert's rows from the host.
     fn multiply(&mut self) -> Result<()> {
         let offsets = self.stream.clone_dtoh(&self.row_offsets)?;
         let (weights, x, out) = (&self.gate_up_weights, &self.rows, &mut self.gate_up);

@@ -99,6 +99,7 @@ unsafe impl Send for Comm {}
 
 impl Comm {
     /// Lets all calls of `enqueue` go together.
+    #[cfg(feature = "cudarc")]
     pub fn grouped(self, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
         self.calls.grouped(enqueue)
     }
@@ -217,6 +218,7 @@ impl<'a> Nccl<'a> {
     }
 
     /// One for each rank of this process.
+    #[cfg(feature = "cudarc")]
     pub fn comms(&self) -> &[Comm] {
         &self.comms
     }

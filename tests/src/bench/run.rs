@@ -119,7 +119,7 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
     let yardsticks = measure_yardsticks(&rig, args, &sizes, &mut sink)?;
     if args.wants(Part::Layer) {
         #[cfg(feature = "cudarc")]
-        super::layer::measure(&rig, args, &mut sink)?;
+        super::layer::measure::measure(&rig, args, &mut sink)?;
         #[cfg(not(feature = "cudarc"))]
         anyhow::bail!("--only layer: this program was built without the feature `cudarc`");
     }

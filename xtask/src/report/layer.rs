@@ -69,9 +69,11 @@ impl Stage {
     }
 }
 
-/// Draws the layers of a record, a JSON object a line, as SVG.
+/// Draws the layers with the most tokens of a record, a JSON object a line, as SVG.
 pub(super) fn draw(text: &str) -> Result<String> {
     let mut layers = text.lines().map(read).collect::<Result<Vec<_>>>()?;
+    let most = layers.iter().map(|layer| layer.tokens).max();
+    layers.retain(|layer| Some(layer.tokens) == most);
     let first = layers.first().context("no layer")?;
     let title = format!(
         "A layer of experts on {} GPUs, {} tokens each, hidden {}, top-{} of {}: µs",
@@ -99,8 +101,9 @@ pub(super) fn draw(text: &str) -> Result<String> {
     }
     y = draw_legend(&mut body, &layers, y + 12.0);
     Ok(format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y}\" font-family=\"sans-serif\" \
-         font-size=\"11\" fill=\"{INK}\">\n<rect width=\"{WIDTH}\" height=\"{y}\" fill=\"#ffffff\"/>\n{body}</svg>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y}\" \
+         font-family=\"sans-serif\" font-size=\"11\" fill=\"{INK}\">\n\
+         <rect width=\"{WIDTH}\" height=\"{y}\" fill=\"#ffffff\"/>\n{body}</svg>\n"
     ))
 }
 
@@ -127,7 +130,7 @@ fn draw_panel(svg: &mut String, layers: &[Layer], y: f64, title: &str, all: bool
         let mut x = LEFT;
         for (us, index) in shown(layer) {
             let width = us / longest * LENGTH;
-            let _ = draw_stage(svg, &layer.stages[index], (x, top, width));
+            let _ = draw_stage(svg, &layer.stages[index], Place { x, top, width });
             x += width;
         }
         let sum = thousands(total(layer), 0);
@@ -137,12 +140,16 @@ fn draw_panel(svg: &mut String, layers: &[Layer], y: f64, title: &str, all: bool
     top
 }
 
+/// Place of a stage in a bar.
+struct Place {
+    x: f64,
+    top: f64,
+    width: f64,
+}
+
 /// Draws a part of a bar, with its name and its time if they fit.
-fn draw_stage(
-    svg: &mut String,
-    stage: &Stage,
-    (x, top, width): (f64, f64, f64),
-) -> std::fmt::Result {
+fn draw_stage(svg: &mut String, stage: &Stage, place: Place) -> std::fmt::Result {
+    let Place { x, top, width } = place;
     let colour = stage.colour().unwrap_or(INK);
     writeln!(
         svg,

@@ -4,7 +4,8 @@ use anyhow::{Result, ensure};
 use ferry::TokenFormat;
 use serde_json::{Value, json};
 
-use super::{Layer, Settings};
+use super::Layer;
+use super::settings::Settings;
 use crate::bench::nccl::{self, Comm};
 use crate::bench::options::BenchArgs;
 use crate::bench::rig::{Repeats, Rig, Stage as Start};
@@ -53,7 +54,7 @@ pub fn measure(rig: &Rig, args: &BenchArgs, sink: &mut Sink) -> Result<()> {
     nccl.map_or(Ok(()), nccl::Nccl::close)
 }
 
-/// Times a layer stage by stage and as a whole, prints the medians of the slowest rank, and returns the record.
+/// Times a layer by stage and as a whole, prints medians of the slowest rank, and returns the record.
 fn time(
     rig: &Rig,
     args: &BenchArgs,

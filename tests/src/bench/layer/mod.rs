@@ -3,107 +3,24 @@
 //! Some tokens' results are compared with f64.
 
 mod gemm;
-mod measure;
+pub mod measure;
 mod numbers;
 mod rank;
+mod settings;
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferry::{Communicator, Config, Group, Plan, Stream, TokenFormat};
+use ferry::{Communicator, Config, Group, Plan, Stream};
 use libloading::Library;
 
 use super::nccl::Comm;
-use numbers::BLOCK;
+use numbers::Sample;
 use rank::Rank;
+use settings::Stage;
 
-pub use measure::measure;
-
-/// A layer, and its numbers.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// BF16, or blockwise FP8 of rows and of weights.
-    pub format: TokenFormat,
-    pub ranks: usize,
-    /// Tokens of each rank.
-    pub tokens: usize,
-    pub hidden: usize,
-    pub intermediate: usize,
-    /// Experts of all ranks.
-    pub experts: usize,
-    pub top_k: usize,
-    /// Whether NCCL carries tokens: every rank gets all of them, and sorts and sums those of its experts.
-    pub nccl: bool,
-    pub seed: u64,
-}
-
-/// A stage of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Router,
-    TopK,
-    AllGather,
-    Dispatch,
-    GateUp,
-    Silu,
-    Down,
-    Combine,
-    ReduceScatter,
-}
-
-impl Settings {
-    /// Stages in order, with their names.
-    pub fn stages(&self) -> Vec<(Stage, &'static str)> {
-        let [dispatch, combine] = if self.nccl {
-            ["sort by expert", "sum by token"]
-        } else {
-            ["dispatch", "combine"]
-        };
-        let mut stages = vec![
-            (Stage::Router, "router"),
-            (Stage::TopK, "top-k"),
-            (Stage::AllGather, "all-gather"),
-            (Stage::Dispatch, dispatch),
-            (Stage::GateUp, "GEMM: gate and up"),
-            (Stage::Silu, "fused SiLU"),
-            (Stage::Down, "GEMM: down"),
-            (Stage::Combine, combine),
-            (Stage::ReduceScatter, "reduce-scatter"),
-        ];
-        let is_of_nccl = |stage| matches!(stage, Stage::AllGather | Stage::ReduceScatter);
-        stages.retain(|&(stage, _)| self.nccl || !is_of_nccl(stage));
-        stages
-    }
-
-    /// Largest `|y - f64| / |f64|` of a token that passes.
-    pub fn bar(&self) -> f64 {
-        2.0_f64.powf(if self.format == TokenFormat::Bf16 {
-            -7.0
-        } else {
-            -3.5
-        })
-    }
-
-    fn check(&self) -> Result<()> {
-        let (experts, ranks, top_k) = (self.experts, self.ranks, self.top_k);
-        ensure!(
-            experts.is_multiple_of(ranks),
-            "--experts {experts}: the layer needs a multiple of {ranks} ranks"
-        );
-        ensure!(
-            (1..=experts.min(32)).contains(&top_k),
-            "--top-k {top_k}: the layer takes 1 to 32 of {experts} experts"
-        );
-        for (flag, value) in [("hidden", self.hidden), ("intermediate", self.intermediate)] {
-            ensure!(
-                value > 0 && value.is_multiple_of(BLOCK),
-                "--{flag} {value}: the layer needs a multiple of {BLOCK}"
-            );
-        }
-        Ok(())
-    }
-}
+pub use settings::Settings;
 
 /// A layer on all ranks, which are this process's.
 pub struct Layer {
@@ -112,7 +29,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Makes weights and tokens, and runs a first round. `streams` and `comms` are the ranks', in their order.
+    /// Makes weights and tokens, and runs a first round. `streams` and `comms` are the ranks', in order.
     pub fn new(
         group: &Group,
         settings: Settings,
@@ -206,7 +123,7 @@ impl Layer {
         }
         let settings = &self.settings;
         let errors: Vec<f64> = thread::scope(|scope| {
-            let of = |sample| scope.spawn(move || numbers::Sample::error(sample, settings));
+            let of = |sample| scope.spawn(move || Sample::error(sample, settings));
             let threads: Vec<_> = all.iter().map(of).collect();
             let ended = threads
                 .into_iter()

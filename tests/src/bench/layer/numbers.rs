@@ -6,10 +6,7 @@ use ferry::TokenFormat;
 use ferry_reference::fp8;
 use half::bf16;
 
-use super::Settings;
-
-/// Rows and columns of weights that share a scale, and values of a row that do.
-pub const BLOCK: usize = 128;
+use super::settings::{BLOCK, Settings};
 
 /// A matrix, row by row.
 #[derive(Clone, Copy)]

@@ -13,8 +13,8 @@ use ferry::{
 };
 
 use super::gemm::{Gemm, Product};
-use super::numbers::{BLOCK, Matrix, Sample, scale_columns};
-use super::{Settings, Stage};
+use super::numbers::{Matrix, Sample, scale_columns};
+use super::settings::{BLOCK, Settings, Stage};
 use crate::bench::nccl::Comm;
 
 /// Kernels of the layer's own. The first one is the example's.
@@ -350,7 +350,7 @@ impl Rank {
                 groups as u64,
             ];
             let blocks = groups * (output.row_offsets.dims[0] - 1);
-            // SAFETY: the kernel reads the scales of every row and writes as many; only this stream uses them.
+            // SAFETY: the kernel reads the scales of all rows and writes as many; only this stream uses both.
             unsafe { self.kernels.launch(&self.kernels.pack, blocks, &words) }?;
         }
         let weights = self.weights[product];
