@@ -45,14 +45,14 @@ enum Call {
     Combine,
 }
 
-/// Writes the page and the charts, or with `check` says whether they are as generated. Of records of one day
+/// Writes the page and the charts, or with `check` fails if they are stale. Of records of one day
 /// and of as many GPUs, one of `files` counts, else the one that the page names.
 pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     if check {
         if let Some(complaint) = complaint(root)? {
             bail!("{complaint}");
         }
-        println!("{PAGE} and its charts are as generated");
+        println!("{PAGE} and its charts are up to date");
         return Ok(());
     }
     let mut preferred = named_records(&read(root, PAGE).unwrap_or_default());
@@ -64,7 +64,7 @@ pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns what is wrong with the committed page and charts, if anything is.
+/// Returns a complaint if the committed page or a chart is stale.
 pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
     let page = read(root, PAGE)?;
     let names = named_records(&page);
@@ -76,9 +76,10 @@ pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
         Err(error) => return Ok(Some(format!("{PAGE}: {error:#}"))),
     };
     let stale = |(path, text): &(String, String)| read(root, path).ok().as_ref() != Some(text);
-    Ok(generated.iter().find(|file| stale(file)).map(|(path, _)| {
-        format!("{path} is not as generated; `cargo xtask bench --report` writes it")
-    }))
+    Ok(generated
+        .iter()
+        .find(|file| stale(file))
+        .map(|(path, _)| format!("{path} is stale; renew it with `cargo xtask bench --report`")))
 }
 
 /// Names of the files in the folder of records that begin and end so, in order.
@@ -158,7 +159,7 @@ fn write_measured(text: &mut String, results: &Results) -> std::fmt::Result {
     write_silu(text, results)
 }
 
-/// What was measured of ranks.
+/// The results of ranks.
 fn write_section(
     text: &mut String,
     results: &Results,

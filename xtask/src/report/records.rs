@@ -137,7 +137,7 @@ impl RoundLine {
         sizes == [7168, 8, 256] && kind == ["local", "uniform", "reduced"]
     }
 
-    /// A call's limit in device memory. That of ranks on several GPUs would be some of each.
+    /// A call's limit in device memory, if all ranks share one GPU: with several, the wire limits, too.
     fn memory_us(&self, phase: &PhaseLine) -> Option<f64> {
         let on_one_gpu = self.ranks_per_gpu == self.ranks;
         phase.memory_us.filter(|_| on_one_gpu)
@@ -253,7 +253,7 @@ pub(super) struct Source {
 
 /// Newest records of each number of ranks.
 pub(super) struct Results {
-    /// Those with a GPU each first.
+    /// Sources by ranks, those with a GPU each first.
     pub(super) sources: BTreeMap<Gpus, Source>,
     /// Times of the first file that has any, of ranks with a GPU each.
     pub(super) silu: Vec<SiluTime>,

@@ -246,7 +246,7 @@ fn a_stale_page_is_found() {
         complaint(&root)
             .unwrap()
             .unwrap()
-            .contains("not as generated")
+            .contains("BENCHMARKS.md is stale")
     );
     fs::remove_dir_all(root).unwrap();
 }

@@ -45,7 +45,7 @@ pub struct Rank {
     /// `x`, ids and weights of all ranks, and the sums of this rank's experts, if NCCL carries tokens.
     all: Option<[Tensor<2>; 4]>,
     rows: DispatchBuffers,
-    /// Of both products: weights, scales of their blocks, and of rows without gaps.
+    /// Weights of both products, scales of their blocks, and of rows without gaps.
     weights: [Tensor<2>; 2],
     weight_scales: Option<[Tensor<2>; 2]>,
     packed: Tensor<2>,
