@@ -6,15 +6,15 @@ a random matrix:
 
   bf16             torch._grouped_mm, which takes Ferry's row_offsets as they are
   fp8              torch._scaled_mm, an expert at a time: scales 1 x 128 of rows, 128 x 128 of weights
-  mxfp8, mxfp4,    dequantised on the GPU by the rule that README states (code * scale), then
-  nvfp4, nvfp4-row torch._grouped_mm; both ways that scales lie
+  mxfp8, mxfp4,    dequantised on the GPU by the rule that the guide states (code * scale), then
+  nvfp4, nvfp4-row torch._grouped_mm; both layouts of scales
 
-Two figures of each, |y - f64| / |f64| over all rows: against the rows as this file decodes them, which shows that
+Two errors of each, |y - f64| / |f64| over all rows: against the rows as this file decodes them, which shows that
 the multiplication found each code and scale, and against the tokens before they were encoded, which also has the
 format's own error. Needs torch 2.11 and a GPU from sm_90 on.
 
 With --check-dequant nothing is multiplied: numpy alone decodes what the simulator wrote and compares it, element by
-element, with the bounds that README states. Exit code 1 if anything is further off than its bar.
+element, with the bounds that the guide states. Exit code 1 if an error exceeds its bar.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FORMATS = [("bf16", None), ("fp8", None)] + [
     (name, scales) for name in ("mxfp8", "mxfp4", "nvfp4", "nvfp4-row") for scales in ("tiled", "row-major")
 ]
 GROUP = {"fp8": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "nvfp4-row": 16}
-# Against the decoded rows: BF16 results, and FP8 sums that are kept in fewer bits than f32's for a while.
+# Against the decoded rows: BF16 results, and FP8 sums that are partly kept in fewer bits than f32's.
 READ_BAR = {"bf16": 2**-7, "fp8": 2**-7}
 # Against the tokens: half a step of a code, on average over a row a third of that.
 TOKEN_BAR = {"bf16": 2**-7, "fp8": 2**-4, "mxfp8": 2**-4, "mxfp4": 2**-2, "nvfp4": 2**-2.5, "nvfp4-row": 2**-2.5}
@@ -40,7 +40,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def e4m3_table():
-    """What each code of e4m3 stands for: bias 7, no infinities, 0x7f and 0xff are NaN."""
+    """Value of each code of e4m3: bias 7, no infinities, 0x7f and 0xff are NaN."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
@@ -120,7 +120,7 @@ class Problem:
 
 
 class Received:
-    """What dispatch wrote on one rank."""
+    """Output of dispatch on one rank."""
 
     def __init__(self, problem, tensors, rank, name, layout):
         self.name, self.layout, self.rank = name, layout, rank
@@ -132,7 +132,7 @@ class Received:
         self.experts = [self.of_expert(problem, tensors, expert) for expert in range(len(self.offsets) - 1)]
 
     def of_expert(self, problem, tensors, expert):
-        """Rows of an expert: the first, how many without padding, and the tokens they came from."""
+        """Rows of an expert: the first, their number without padding, and the tokens they came from."""
         sources, first = problem.sources(self.rank, expert), int(self.offsets[expert])
         info = tensors[f"src_info.{self.rank}"][first : first + len(sources)]
         if [tuple(row) for row in info] != [row[1:] for row in sources]:
@@ -152,7 +152,7 @@ class Received:
         return self.scales[block, g // 4, r % 32, r % 128 // 32, g % 4]
 
     def decode(self, expert):
-        """An expert's rows as README says: code * scale. Also what a group's scale stands for, by element."""
+        """An expert's rows by the guide's rule, code * scale, and the scale of each element."""
         first, rows, x = self.experts[expert]
         stored = self.tokens[first : first + rows]
         if self.name == "bf16":
@@ -174,7 +174,7 @@ class Received:
 
 
 def bound(name, x, scale):
-    """The largest error of an element that README states, and a little for f32's rounding."""
+    """Largest error of an element that the guide states, and a little for f32's rounding."""
     relative, absolute = (2**-4, 2**-10) if name in ("fp8", "mxfp8") else (2**-2, 2**-2)
     if name == "bf16":
         return np.zeros_like(x)
@@ -182,7 +182,7 @@ def bound(name, x, scale):
 
 
 def replay(args, problem, name, layout):
-    """What `replay` wrote on every rank."""
+    """Output of `replay` on every rank."""
     with tempfile.TemporaryDirectory() as folder:
         given, taken = pathlib.Path(folder, "in.safetensors"), pathlib.Path(folder, "out.safetensors")
         problem.write(given)
@@ -219,7 +219,7 @@ def check_dequant(args, problem):
 
 
 def dequantise(torch, received):
-    """All rows on the GPU as BF16, which holds code * scale exactly, and what a row is multiplied with after."""
+    """All rows on the GPU as BF16, which holds code * scale exactly, and each row's factor after the product."""
     rows, width = received.tokens.shape
     tokens = torch.from_numpy(received.tokens.copy()).cuda()
     if received.name == "mxfp8":
@@ -242,17 +242,17 @@ def dequantise(torch, received):
 
 
 def grouped(torch, rows, offsets, weights):
-    """[rows, columns] of BF16: each expert's rows by its weights [experts, columns, hidden]."""
+    """[rows, columns] of BF16: each expert's rows times its weights [experts, columns, hidden]."""
     ends = torch.from_numpy(offsets[1:].astype(np.int32)).cuda()
     return torch._grouped_mm(rows, weights.transpose(1, 2), offs=ends, out_dtype=torch.bfloat16)
 
 
 def scaled(torch, received, codes, scales):
-    """[rows, columns] of BF16: FP8 rows by FP8 weights, an expert at a time, padding rows included."""
+    """[rows, columns] of BF16: FP8 rows times FP8 weights, an expert at a time, padding rows included."""
     tokens = received.tokens.copy()
     row_scales = received.scales.copy()
     for expert, (first, count, _) in enumerate(received.experts):
-        # Nobody writes the rows that pad an expert: cleared, as README says of outputs.
+        # Nothing writes the rows that pad an expert, so they are cleared, as the guide says of outputs.
         tokens[first + count : received.offsets[expert + 1]] = 0
         row_scales[:, first + count : received.offsets[expert + 1]] = 0
     tokens = torch.from_numpy(tokens).cuda().view(torch.float8_e4m3fn)
@@ -280,7 +280,7 @@ class Weights:
         self.codes = torch.randn(shape, generator=random, device="cuda").mul(64).clamp(-448, 448)
         self.codes = self.codes.to(torch.float8_e4m3fn)
         blocks, groups = -(-columns // 128), -(-problem.hidden // 128)
-        # Rows of scales are padded to a multiple of 4, as cuBLASLt wants them.
+        # Rows of scales are padded to a multiple of 4, as cuBLASLt requires.
         scales = torch.rand((local, blocks, groups + -groups % 4), generator=random, device="cuda") + 0.5
         self.scales = scales / 64
 
@@ -338,11 +338,11 @@ def check_gemms(args, problem):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ferry-tests", default="target/release/ferry-tests", metavar="FILE", help="the program")
-    parser.add_argument("--group", default=None, help="where the ranks are [local; simulated with --check-dequant]")
-    parser.add_argument("--check-dequant", action="store_true", help="only decode, with numpy alone")
+    parser.add_argument("--group", default=None, help="kind of group [local; simulated with --check-dequant]")
+    parser.add_argument("--check-dequant", action="store_true", help="only decode, with numpy")
     for flag, value in [("ranks", 2), ("tokens", 256), ("experts", 8), ("top-k", 4), ("hidden", 1024)]:
         parser.add_argument(f"--{flag}", type=int, default=value, metavar="N", help=f"[{value}]")
-    parser.add_argument("--columns", type=int, default=512, metavar="N", help="of the weights [512]")
+    parser.add_argument("--columns", type=int, default=512, metavar="N", help="columns of the weights [512]")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="[1]")
     args = parser.parse_args()
     args.group = args.group or ("simulated" if args.check_dequant else "local")

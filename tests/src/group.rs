@@ -1,4 +1,4 @@
-//! Opens a group from the command line: GPUs of this process, a process a GPU, or the simulator.
+//! Opens a group from the command line: GPUs of this process, one process per GPU, or the simulator.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use crate::sharing::Gpus;
 /// Longest wait for the other processes.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where the ranks are.
+/// Kinds of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum GroupKind {
     /// GPUs of this process
     Local,
-    /// A process a GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
+    /// One process per GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
     Node,
-    /// A process a GPU; under mpirun, or with --rendezvous
+    /// One process per GPU; under mpirun, or with --rendezvous
     Nvshmem,
-    /// No GPU: the simulator
+    /// The simulator, without a GPU
     Simulated,
 }
 
 impl GroupKind {
-    /// As the command line has it.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -40,52 +40,52 @@ impl GroupKind {
         }
     }
 
-    /// Whether it has a process a GPU.
+    /// Whether every rank is a process of its own.
     pub const fn has_processes(self) -> bool {
         matches!(self, Self::Node | Self::Nvshmem)
     }
 }
 
-/// What every program that opens a group is told on the command line.
+/// Command-line options of every program that opens a group.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct GroupArgs {
-    /// Let ranks share the GPUs that are there: each has the next one, in turns
+    /// Share the available GPUs among the ranks, round-robin
     #[arg(long)]
     pub share_gpus: bool,
-    /// Where processes meet without MPI
+    /// Address at which processes meet without MPI
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<SocketAddr>,
-    /// This process's rank, with --rendezvous
+    /// Rank of this process, with --rendezvous
     #[arg(long)]
     pub rank: Option<u32>,
-    /// File whose bytes are the key that all ranks have, with --rendezvous: without one, anybody who can
-    /// connect can take a rank's place
+    /// File whose bytes are the key of all ranks, with --rendezvous; without a key, anybody who can connect
+    /// can take a rank's place
     #[arg(long, value_name = "FILE", requires = "rendezvous")]
     pub rendezvous_key: Option<PathBuf>,
 }
 
-/// How to open a group.
+/// Options of a group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
-    /// Where the ranks are.
+    /// Kind of the group.
     pub kind: GroupKind,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Of the simulator.
+    /// Seed of the simulator.
     pub seed: u64,
-    /// How ranks have GPUs, and processes meet.
+    /// Sharing of GPUs, and rendezvous of processes.
     pub args: GroupArgs,
-    /// PTX in place of the embedded one. Of it, a group loads the kernels; the probes are loaded by whoever
-    /// launches them.
+    /// PTX in place of the embedded one. A group loads only the kernels; a caller that launches probes loads
+    /// them itself.
     pub files: KernelFiles,
 }
 
 impl GroupOptions {
-    /// The number of ranks as Ferry takes it.
+    /// Number of ranks in Ferry's type.
     fn ranks(&self) -> Result<u32> {
         let most = u32::MAX;
         u32::try_from(self.ranks)
-            .with_context(|| format!("--ranks {}: it must be at most {most}", self.ranks))
+            .with_context(|| format!("--ranks {}: must be at most {most}", self.ranks))
     }
 
     /// This machine's GPUs.
@@ -97,14 +97,14 @@ impl GroupOptions {
         }
     }
 
-    /// The GPU of each rank of a local group.
+    /// GPU of each rank of a local group.
     #[cfg(feature = "cuda")]
     pub fn devices(&self) -> Vec<usize> {
         let gpus = self.gpus();
         (0..self.ranks).map(|rank| gpus.of_rank(rank)).collect()
     }
 
-    /// The library's options, with kernels.
+    /// Options of the library, with these kernels.
     #[cfg(feature = "cuda")]
     pub fn of_library(&self, kernels: ferry::Kernels) -> ferry::GroupOptions {
         ferry::GroupOptions {
@@ -115,21 +115,21 @@ impl GroupOptions {
     }
 }
 
-/// Exchanges bytes between the processes of a group: every process's, by rank. Collective.
+/// Sends bytes to all processes of a group, and returns every process's by rank. Collective.
 pub type Gather = Box<dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send>;
 
-/// A group, and a way to talk between its processes beside it.
+/// A group, and an exchange of bytes between its processes.
 pub struct OpenGroup {
     /// The group.
     pub group: Group,
-    /// In one process, its own bytes come back.
+    /// Exchange of bytes; a single process gets its own back.
     pub gather: Gather,
-    /// Most ranks that have one GPU.
+    /// Most ranks on one GPU.
     pub ranks_per_gpu: usize,
 }
 
 impl OpenGroup {
-    /// Of a group, and a way to talk.
+    /// Returns a group with its exchange of bytes.
     pub fn new(group: Group, gather: Gather) -> Self {
         let ranks_per_gpu = sharing::ranks_per_gpu(&group);
         Self {
@@ -139,12 +139,12 @@ impl OpenGroup {
         }
     }
 
-    /// A longest wait, of ranks that have a GPU each, for these: who shares one takes turns.
+    /// Scales a longest wait of ranks with a GPU each to these: ranks that share one take turns.
     pub fn scaled(&self, wait: Duration) -> Duration {
         wait * self.ranks_per_gpu as u32
     }
 
-    /// Whether this process speaks for the group: prints and writes.
+    /// Whether this process prints and writes for the group.
     pub fn is_first(&self) -> bool {
         self.group
             .local_ranks()
@@ -152,8 +152,8 @@ impl OpenGroup {
             .is_some_and(|rank| rank.0 == 0)
     }
 
-    /// What this process got, if no process failed; else the first failure, on all of them. So
-    /// that none goes on to a collective call that the others never make. Collective.
+    /// Returns `result` if no process failed, else the first failure on all of them, so that none goes on
+    /// to a collective call that the others never make. Collective.
     pub fn agree<T>(&mut self, result: Result<T>) -> Result<T> {
         let own = result.as_ref().err().map(|error| format!("{error:#}"));
         let all = (self.gather)(own.unwrap_or_default().as_bytes())?;
@@ -164,7 +164,7 @@ impl OpenGroup {
     }
 }
 
-/// GPUs of this machine; 0 without the feature `cuda` or a driver.
+/// Number of GPUs of this machine; 0 without the feature `cuda` or a driver.
 pub fn gpus() -> usize {
     #[cfg(feature = "cuda")]
     return ferry::cuda::device_count().unwrap_or(0);
@@ -204,16 +204,15 @@ fn local(_options: &GroupOptions) -> Result<Group> {
     )
 }
 
-/// Which of its machine's processes a process is: as mpirun says, or as if every machine had all its GPUs'
-/// ranks in a row.
+/// Index of a process on its machine: from mpirun, or as if each machine's GPUs had consecutive ranks.
 pub(crate) fn place_of(rank: u32) -> usize {
     let local = std::env::var("OMPI_COMM_WORLD_LOCAL_RANK").ok();
     let local = local.and_then(|local| local.parse().ok());
     local.unwrap_or(rank as usize % gpus().max(1))
 }
 
-/// A group of processes over a bootstrap that this program goes on using; `place` is that of this process
-/// on its machine. Collective.
+/// Opens a group of processes over a bootstrap that this program goes on using; `place` is this process's
+/// index on its machine. Collective.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn over(
     options: &GroupOptions,
@@ -226,8 +225,8 @@ pub(crate) fn over(
     )
 }
 
-/// A group of processes over a bootstrap that this program goes on using; `place` is that of this process
-/// on its machine. Collective.
+/// Opens a group of processes over a bootstrap that this program goes on using; `place` is this process's
+/// index on its machine. Collective.
 #[cfg(feature = "cuda")]
 pub(crate) fn over(
     options: &GroupOptions,
@@ -267,8 +266,8 @@ impl Shared {
 }
 
 #[cfg(feature = "cuda")]
-// SAFETY: all is the inner bootstrap's. This program makes its own calls of it on every rank, in the same
-// order.
+// SAFETY: ranks, order and bytes are those of the inner bootstrap, which keeps the promises of `Bootstrap`.
+// This program makes its own calls of it on every rank, in the same order.
 unsafe impl Bootstrap for Shared {
     fn rank(&self) -> u32 {
         self.inner().rank()
@@ -299,7 +298,7 @@ pub(crate) fn meet(
     TcpBootstrap::connect_with_key(rank, ranks, address, timeout, &key).with_context(flag)
 }
 
-/// MPI if this program has it, else TCP.
+/// Bootstraps over TCP with `--rendezvous`, else over MPI if this program has it.
 pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
     if let Some(address) = options.args.rendezvous {
         let Some(rank) = options.args.rank else {
@@ -323,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of this test, with these bytes.
+    /// Writes a file of this test.
     fn file(name: &str, bytes: &[u8]) -> PathBuf {
         let path = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();

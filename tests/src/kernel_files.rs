@@ -1,4 +1,4 @@
-//! Kernels that another compiler made, in files that the command line names.
+//! PTX files from the command line, made by another compiler.
 
 use std::path::{Path, PathBuf};
 
@@ -19,19 +19,19 @@ const PROBE_KERNELS: &str = "--probe-kernels";
 /// PTX to load in place of the embedded one, for one architecture each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct KernelFiles {
-    /// PTX of Ferry's kernels to run in place of the embedded ones, as another compiler made them
+    /// PTX of Ferry's kernels from another compiler, in place of the embedded one
     #[arg(long, value_name = "FILE")]
     pub kernels: Option<PathBuf>,
-    /// PTX of the kernels with options, likewise
+    /// PTX of the kernels with options from another compiler
     #[arg(long, value_name = "FILE")]
     pub options_kernels: Option<PathBuf>,
-    /// PTX of the probes, which measure the machine and check its arithmetic, likewise
+    /// PTX of the probes (which measure the machine and check its arithmetic) from another compiler
     #[arg(long, value_name = "FILE")]
     pub probe_kernels: Option<PathBuf>,
 }
 
 impl KernelFiles {
-    /// The flags that were given, each with its file.
+    /// Flags that were given, each with its file.
     pub fn given<'a>(&'a self) -> impl Iterator<Item = (&'static str, &'a Path)> {
         let all = [
             (KERNELS, &self.kernels),
@@ -42,38 +42,40 @@ impl KernelFiles {
         all.into_iter().filter_map(given)
     }
 
-    /// The kernels that a group loads.
+    /// Kernels that a group loads.
     ///
     /// # Errors
-    /// A file that cannot be read, and all of [`KernelsError`]: with the flag and the file.
+    /// A file cannot be read, or any [`KernelsError`]; the flag and the file are named.
     #[cfg(feature = "cuda")]
     pub fn kernels(&self) -> Result<Kernels> {
         let plain = read(KERNELS, self.kernels.as_deref(), |text| {
-            // SAFETY: whoever gives --kernels names PTX of Ferry's own kernels, which another compiler made.
+            // SAFETY: the file has Ferry's own kernels, which touch their arguments' memory alone and end:
+            // documented on `--kernels`.
             unsafe { Kernels::from_ptx(text) }
         })?;
         let file = self.options_kernels.as_deref();
         let both = read(OPTIONS_KERNELS, file, |text| {
-            // SAFETY: whoever gives --options-kernels names PTX of Ferry's own, which another compiler made.
+            // SAFETY: the file has Ferry's own kernels, as above: documented on `--options-kernels`.
             unsafe { plain.clone().with_options(text) }.map(Some)
         })?;
         Ok(both.unwrap_or(plain))
     }
 
-    /// The probes that devices load.
+    /// Probes that devices load.
     ///
     /// # Errors
     /// As [`kernels`](Self::kernels).
     #[cfg(feature = "cuda")]
     pub fn probes(&self) -> Result<ProbePtx> {
         read(PROBE_KERNELS, self.probe_kernels.as_deref(), |text| {
-            // SAFETY: whoever gives --probe-kernels names PTX of the probes, which another compiler made.
+            // SAFETY: the file has the probes, which touch their arguments' memory alone and end: documented
+            // on `--probe-kernels`.
             unsafe { ProbePtx::from_ptx(text) }
         })
     }
 }
 
-/// What a flag's file has; without a file, what is embedded.
+/// Loads a flag's file; without one, returns the embedded PTX.
 #[cfg(feature = "cuda")]
 fn read<T: Default>(
     flag: &str,

@@ -1,4 +1,4 @@
-//! Which PTX each flag takes and refuses.
+//! PTX that each flag takes and refuses.
 
 use std::env::temp_dir;
 use std::fs;
@@ -6,10 +6,10 @@ use std::fs;
 use super::*;
 
 const PROBES: &str = include_str!(env!("FERRY_PTX_SM_90A"));
-/// Of kernels that carry tokens: those with options have the names of those without.
+/// PTX of kernels that carry tokens: those with options have the names of those without.
 const OTHERS: &str = include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"));
 
-/// What `load` makes of a file with a text: the file's name, and the error without what it was.
+/// Loads a file with a text; returns the file's name, and the error if there is one.
 fn given<T>(
     name: &str,
     text: &str,
@@ -31,7 +31,7 @@ fn probes(file: PathBuf) -> Result<ProbePtx> {
     .probes()
 }
 
-/// That a file with a text is refused as the probes', with the flag, the file and the reason.
+/// Checks that a file with a text is refused as the probes', with the flag, the file and the reason.
 fn refused(name: &str, text: &str, reason: &str) {
     let (file, error) = given(name, text, probes);
     let wanted = format!("--probe-kernels {file}: {reason}");

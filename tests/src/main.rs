@@ -18,27 +18,27 @@ struct Arguments {
 enum Command {
     /// Carry a text's words to their experts and back, and show what happens
     Demo(demo::DemoArgs),
-    /// Tell what a launch does with so many tokens, and why: needs no GPU
+    /// Explain what a launch does with a number of tokens, and why, without a GPU
     Explain(explain::ExplainArgs),
     /// Run given tensors through dispatch, a stand-in for the experts, and combine
     Replay(replay::ReplayArgs),
     /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
     Gpu(gpu::GpuArgs),
-    /// Start a process a GPU and kill one of them, again and again
+    /// Start one process per GPU and kill one of them, repeatedly
     Killed(gpu::killed::KilledArgs),
     /// Run the acceptance tests on one GPU under the tools of compute-sanitizer
     Sanitize(gpu::sanitize::SanitizeArgs),
-    /// Measure dispatch and combine on GPUs, beside what the machine can do
+    /// Measure dispatch and combine on GPUs, beside the limits of the machine
     Bench(bench::BenchArgs),
     /// Run rounds with fresh seeds until the time is up, each compared with the oracle
     Soak(soak::SoakArgs),
-    /// Damage windows of simulated ranks: nobody touches what is not theirs, and everybody ends
+    /// Damage windows of simulated ranks: each must end and touch no memory that is not its own
     Damaged(damaged::sweep::DamagedArgs),
 }
 
 impl Command {
-    /// Whether this process drives several ranks that share GPUs. Processes of a rank each need no more
-    /// queues than the driver gives: with 32 each, not all of 4 got a context under MPS.
+    /// Whether this process drives several ranks that share GPUs. A process with one rank needs no more than
+    /// the driver's default number of queues: with 32 each, not all of 4 processes got a context under MPS.
     fn shares_gpus(&self) -> bool {
         match self {
             Self::Demo(args) => args.group_args.share_gpus,
@@ -58,7 +58,7 @@ impl Command {
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
     if command.shares_gpus() {
-        // SAFETY: reading the command line starts no thread, and nothing else has run.
+        // SAFETY: no other thread runs: this one has only read the command line.
         unsafe { sharing::ask_for_queues() };
     }
     let result = match command {

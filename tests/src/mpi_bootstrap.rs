@@ -6,9 +6,9 @@ use ferry::error::BootstrapError;
 use mpi::environment::Universe;
 use mpi::traits::{Communicator, CommunicatorCollectives};
 
-/// All processes that mpirun started.
+/// Bootstrap of all processes that mpirun started.
 ///
-/// MPI bounds no wait: where a process is lost, the calls of the others do not return. `mpirun` ends them.
+/// MPI bounds no wait: if a process is lost, the calls of the others do not return. `mpirun` ends them.
 pub struct MpiBootstrap {
     universe: Universe,
 }
@@ -19,15 +19,15 @@ pub struct MpiBootstrap {
 unsafe impl Send for MpiBootstrap {}
 
 impl MpiBootstrap {
-    /// Joins the others. Once a process.
+    /// Joins the other processes. Once per process.
     pub fn new() -> Result<Self> {
         let universe = mpi::initialize().context("MPI was initialised already")?;
         Ok(Self { universe })
     }
 }
 
-// SAFETY: MPI numbers the processes. Its all-gather returns what every process of the communicator gave to
-// the same one, in their order, and nobody else uses this communicator.
+// SAFETY: MPI numbers the processes. Its all-gather returns the bytes that every process gave to the same
+// call, by rank, and nobody else uses this communicator.
 unsafe impl Bootstrap for MpiBootstrap {
     fn rank(&self) -> u32 {
         self.universe.world().rank() as u32
@@ -42,7 +42,7 @@ unsafe impl Bootstrap for MpiBootstrap {
         let ranks = world.size() as usize;
         let mut lengths = vec![0u64; ranks];
         world.all_gather_into(&(bytes.len() as u64), &mut lengths[..]);
-        // Equal pieces: each padded to the longest.
+        // MPI gathers equal pieces, so each is padded to the longest.
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);

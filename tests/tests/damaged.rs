@@ -1,4 +1,4 @@
-//! Simulated ranks whose windows a peer has damaged touch nothing that is not theirs, and end.
+//! Simulated ranks with windows that a peer has damaged: they touch only their own memory, and end.
 //!
 //! 100,000 windows take minutes: `cargo run --release -p ferry-tests -- damaged`.
 

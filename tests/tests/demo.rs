@@ -4,7 +4,7 @@ use std::process::Command;
 
 use ferry_reference::text::{TextSpec, problem};
 
-/// Runs the demo: what it printed, or what it said of an error.
+/// Runs the demo, and returns its output, or the text of its error.
 fn demo(options: &[&str]) -> Result<String, String> {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
     let output = program.arg("demo").args(options).output().unwrap();
@@ -15,7 +15,7 @@ fn demo(options: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Asserts that the demo is refused with all of these words.
+/// Asserts that the demo fails with an error that has all of these words.
 fn refused(options: &[&str], words: &[&str]) {
     match demo(options) {
         Ok(_) => panic!("accepted {options:?}, wanted: {words:?}"),

@@ -16,7 +16,7 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// Runs the suite in the simulator: as many tests as `ok` says pass, and none fails.
+/// Runs the suite in the simulator, and asserts that `ok` tests pass and none fails.
 fn suite(filter: &str, ok: usize) {
     let mut suite = program("gpu --group simulated --ranks 2 --quick --filter");
     let output = suite.arg(filter).output().unwrap();
@@ -27,7 +27,7 @@ fn suite(filter: &str, ok: usize) {
 
 #[test]
 fn few_multiprocessors() {
-    // Of two nodes, too.
+    // On two nodes, too.
     suite("multiprocessors", 14);
 }
 
@@ -108,7 +108,7 @@ fn when_the_time_is_over_no_test_begins() {
     assert!(text.contains(" not run: the time was over"), "{text}");
 }
 
-/// With a deadline for a loaded machine: without word of the loss, survivors would wait for a minute.
+/// The deadline is for a loaded machine: survivors that are not told of the loss would wait for a minute.
 #[test]
 fn survivors_of_a_killed_process_are_told_and_meet_again() {
     let output = program("killed --group simulated --ranks 3 --times 4 --deadline-ms 20000")
@@ -139,7 +139,7 @@ fn processes_with_a_key_in_a_file_meet() {
         !output.status.success() && text.contains("no/such/file"),
         "{text}"
     );
-    // A key of no rendezvous is none.
+    // A key needs a rendezvous.
     let output = program("gpu --group simulated --rendezvous-key key")
         .output()
         .unwrap();
@@ -150,7 +150,7 @@ fn processes_with_a_key_in_a_file_meet() {
     );
 }
 
-/// A folder with a `compute-sanitizer` of this text.
+/// Makes a folder with this script as `compute-sanitizer`.
 fn folder_with(name: &str, script: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -160,7 +160,7 @@ fn folder_with(name: &str, script: &str) -> PathBuf {
     folder
 }
 
-/// Runs tests under a `compute-sanitizer` of this text.
+/// Runs tests with this script as `compute-sanitizer`.
 fn sanitize(name: &str, script: &str, arguments: &str) -> Output {
     let folder = folder_with(name, script);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -171,7 +171,7 @@ fn sanitize(name: &str, script: &str, arguments: &str) -> Output {
         .unwrap()
 }
 
-/// What stands before the program, each option with a value, is dropped.
+/// Script that drops the options before the program, each with a value.
 const DROP_OPTIONS: &str = r#"while [ "${1#--}" != "$1" ]; do shift 2; done"#;
 
 #[test]

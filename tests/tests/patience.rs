@@ -1,4 +1,4 @@
-//! When simulated deadlines pass: not while a rank may still come, and whoever made one pass is named.
+//! Simulated deadlines: none passes while a rank may still come, and the cause of one that does is named.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn ranks(group: &Group, deadline: Duration) -> Vec<Communicator> {
     Communicator::new(group, &plan).unwrap()
 }
 
-/// Tensors of a rank without tokens, which receives none.
+/// Tensors of a rank that sends and receives no tokens.
 fn tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
     let input = DispatchInput::new(
         Tensor::contiguous(DevicePtr::NULL, DataType::Bf16, [0, 8]),
@@ -32,7 +32,7 @@ fn tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
     (input, *buffers.output())
 }
 
-/// A round in which the experts take so long, on the host.
+/// Runs a round whose experts take so long on the host.
 fn round(mut rank: Communicator, experts: Duration) -> Result<(), Error> {
     let (input, output) = tensors(&rank);
     rank.dispatch(STREAM, &input, &output)?;
@@ -67,7 +67,7 @@ fn a_rank_that_works_on_its_host_is_waited_for() {
     }
 }
 
-/// What rank 0 says when the others never come.
+/// Fault of rank 0 if the others never come.
 fn alone(patience: Option<Duration>, deadline: Duration) -> Fault {
     let group = Group::simulated_with(Options {
         patience,
@@ -106,8 +106,8 @@ fn without_a_patience_the_deadline_passes_in_wall_time() {
     assert_eq!(fault.patience_ms, Some(300));
 }
 
-/// Six ranks of which rank 0 never comes: each of the others is told about a deadline after its own
-/// launch. Nobody waits for the patience of those before it.
+/// Rank 0 of six never comes: each of the others is told about one deadline after its own launch, and does
+/// not wait for the patience of those before it.
 #[test]
 fn every_rank_is_told_within_its_own_deadline() {
     let (deadline, between) = (Duration::from_secs(1), Duration::from_millis(300));
@@ -146,9 +146,8 @@ fn every_rank_is_told_within_its_own_deadline() {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 
-/// A dispatch waits for the credits of the round before, and no longer than that round's combine
-/// could have: rank 2 has dispatched and never combines, and rank 0 comes to its next dispatch
-/// late.
+/// A dispatch waits for the credits of the round before, and no longer than that round's combine could have:
+/// rank 2 has dispatched and never combines, and rank 0 makes its next dispatch late.
 #[test]
 fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
     let (deadline, late) = (Duration::from_secs(4), Duration::from_secs(3));
@@ -195,7 +194,7 @@ fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
     });
 }
 
-/// A rank that was lost never launches anything: nobody waits for that.
+/// A lost rank never launches anything, so nobody waits for it.
 #[test]
 fn a_lost_rank_is_not_waited_for() {
     let lost = |rank| {
@@ -225,7 +224,7 @@ fn a_lost_rank_is_not_waited_for() {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 
-/// Whoever looks at memory now and then does not keep deadlines from passing.
+/// Calls that look at memory now and then do not keep deadlines from passing.
 #[test]
 fn other_calls_do_not_renew_the_patience() {
     let group = Group::simulated_with(Options {
@@ -254,8 +253,8 @@ fn other_calls_do_not_renew_the_patience() {
     all.for_each(|rank| rank.close().unwrap());
 }
 
-/// Work may take longer than the deadline, which ends waits alone: one warp, with more tokens than it moves
-/// by then.
+/// Work may take longer than the deadline, which ends only waits: one warp has more tokens than it can move
+/// in that time.
 #[test]
 fn work_that_takes_longer_than_the_deadline_is_done() {
     const TOKENS: usize = 40_000;

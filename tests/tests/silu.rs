@@ -77,7 +77,7 @@ fn arguments_that_do_not_fit_are_refused() {
     assert!(matches!(error, Error::UnusedInputScale { .. }), "{text}");
 }
 
-/// Three experts with these row offsets: how many of 384 rows were written, from the first one on.
+/// Number of rows of 384 that were written, from the first one on, of three experts at these offsets.
 fn written(format: TokenFormat, offsets: [u32; 4]) -> usize {
     let layout = Layout {
         format,
@@ -134,7 +134,7 @@ fn the_last_row_offset_bounds_the_rows_whatever_the_others_are() {
     }
 }
 
-/// Rows, and where their scales are.
+/// Runs fused SiLU on `rows` rows, with transposed scales `place` bytes into an allocation.
 fn transposed(rows: usize, place: u64) -> Result<(), Error> {
     let group = Group::simulated(1, 3).unwrap();
     let device = group.device(Rank(0)).unwrap();

@@ -1,17 +1,17 @@
-//! An example of kernels with an epilogue of one's own: `cargo xtask build-ptx --manifest-path
-//! tests/epilogue/Cargo.toml` makes PTX of them, which `Kernels::with_epilogue` takes. Tests launch them.
+//! An example of kernels with a user's epilogue: `cargo xtask build-ptx --manifest-path
+//! tests/epilogue/Cargo.toml` compiles them to PTX for `Kernels::with_epilogue`. Tests launch them.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 use bytemuck::{Pod, Zeroable};
 use ferry_layout::{Epilogue, Load};
 
-/// Limits each sum to a range around 0, and adds an f32 of its own to each element, which counts as
-/// often as the token's number says.
+/// Limits each sum to a range around 0, and adds an f32 of its own to each element, multiplied by the
+/// token's number.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct LimitedWithOffsets {
-    /// f32 `[hidden]`, 16-byte aligned; 0: none.
+    /// Address of f32 `[hidden]`, 16-byte aligned; 0 for none.
     pub offsets: u64,
     /// The largest magnitude.
     pub limit: f32,

@@ -1,4 +1,4 @@
-//! What the machine can do, measured in the same run.
+//! Limits of the machine, measured in the same run.
 
 use anyhow::Result;
 use ferry::Rank;
@@ -23,7 +23,7 @@ const HBM_BYTES: u64 = 256 << 20;
 const PINGS: u32 = 1000;
 /// Empty kernels in a row.
 const LAUNCHES: u32 = 100;
-/// The wire's limit is taken from at least as many tokens' copies.
+/// Tokens per rank that the largest copy has at least; the fastest copy is the wire's limit.
 const WIRE_TOKENS: usize = 4096;
 const REPEATS: Repeats = Repeats {
     warmup: 3,
@@ -31,22 +31,22 @@ const REPEATS: Repeats = Repeats {
     flush: false,
 };
 
-/// The sizes to measure copies for.
+/// Sizes that copies are measured for.
 pub struct CopySizes<'a> {
-    /// Tokens a rank.
+    /// Tokens per rank.
     pub tokens: &'a [usize],
     /// Bytes of rows.
     pub row_bytes: &'a [u32],
-    /// Of the group.
+    /// Experts of all ranks.
     pub experts: usize,
-    /// Of a token.
+    /// Experts of a token.
     pub top_k: usize,
-    /// Most multiprocessors.
+    /// Most multiprocessors that a kernel occupies.
     pub max_sms: Option<u32>,
 }
 
 impl CopySizes<'_> {
-    /// Rows that uniform routing sends from a rank to another.
+    /// Rows that uniform routing sends from one rank to another.
     fn rows(&self, ranks: usize, tokens: usize) -> u32 {
         (tokens as f64 * touch_probability(ranks, self.experts, self.top_k))
             .round()
@@ -68,7 +68,7 @@ impl CopySizes<'_> {
     }
 }
 
-/// Measures everything.
+/// Measures all limits; those of several ranks only if there are several.
 pub fn measure(rig: &Rig, sizes: &CopySizes, args: &BenchArgs) -> Result<Limits> {
     let mut limits = Limits {
         launch_us: launches(rig)?,
@@ -103,13 +103,13 @@ pub fn measure(rig: &Rig, sizes: &CopySizes, args: &BenchArgs) -> Result<Limits>
 #[derive(Clone, Copy)]
 struct Kernels {
     probe: Probe,
-    /// How many in a row.
+    /// Launches in a row.
     times: u32,
     blocks: u32,
     threads: u32,
 }
 
-/// Median GPU time of the slowest rank. `args` are a rank's, `None` where it has nothing to do.
+/// Returns the median GPU time of the slowest rank. `args` returns a rank's arguments, `None` if it is idle.
 fn time(
     rig: &Rig,
     repeats: Repeats,
@@ -122,7 +122,8 @@ fn time(
         move |_stage: usize, _iteration: u32| {
             if let Some(args) = &args {
                 for _ in 0..kernels.times {
-                    // SAFETY: the rig's memory has room for what the callers below copy.
+                    // SAFETY: the addresses are the rig's, with room for the `CopySizes::memory` bytes that
+                    // copies need; dropping a `Gpu` waits for its stream before its probes are unloaded.
                     unsafe { gpu.probes.launch(gpu.stream, kernels.probe, grid, args) }?;
                 }
             }
@@ -134,15 +135,14 @@ fn time(
         .median)
 }
 
-/// Multiprocessors that a rank's calls occupy, on the first rank's GPU: where ranks have GPUs in turns, none
-/// has more ranks.
+/// Multiprocessors that a rank's calls occupy on the first rank's GPU: no other GPU has more ranks.
 fn multiprocessors(rig: &Rig, max_sms: Option<u32>) -> u32 {
     let gpu = &rig.gpus[0];
     let rank = Rank(gpu.rank as u32);
     sharing::multiprocessors(&rig.group, rank, gpu.device.multiprocessors(), max_sms)
 }
 
-/// One empty kernel, with the blocks and threads of a call and in a call's place.
+/// Times one empty kernel in place of a call, with a call's blocks and threads.
 fn empty_call(rig: &Rig, args: &BenchArgs, flush: bool) -> Result<f64> {
     let kernels = Kernels {
         probe: Probe::Empty,
@@ -195,7 +195,7 @@ fn device_memory(rig: &Rig, max_sms: Option<u32>) -> Result<f64> {
         threads: COPY_THREADS,
     };
     let args = |gpu: &Gpu| ProbeArgs {
-        // A group of its own.
+        // Each GPU is a group of its own.
         peers: rig.peers_from(gpu),
         rank: 0,
         ranks: 1,

@@ -1,10 +1,10 @@
-//! Where the host threads of the ranks meet.
+//! Barrier of the ranks' host threads.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
 
-/// A barrier of threads that a failed one does not leave the others waiting at.
+/// A barrier that releases all threads if one fails.
 pub struct Meeting {
     threads: usize,
     state: Mutex<State>,
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Meeting {
-    /// For so many threads.
+    /// Returns a barrier of `threads` threads.
     pub fn new(threads: usize) -> Self {
         Self {
             threads,
@@ -28,10 +28,10 @@ impl Meeting {
         }
     }
 
-    /// Waits for all.
+    /// Waits for all threads.
     ///
     /// # Errors
-    /// One has failed.
+    /// A thread has failed.
     pub fn wait(&self) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.here += 1;
@@ -51,7 +51,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Lets nobody wait any more.
+    /// Ends every wait, now and later, with an error.
     pub fn fail(&self) {
         self.state
             .lock()

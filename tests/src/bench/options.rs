@@ -1,4 +1,4 @@
-//! What to measure.
+//! Command line of the benchmark.
 
 use std::path::PathBuf;
 
@@ -9,31 +9,31 @@ use ferry_reference::workload::Routing;
 use crate::group::GroupArgs;
 use crate::kernel_files::KernelFiles;
 
-/// Zipf's exponent: about that of language.
+/// Exponent of Zipf's law: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;
 
-/// Where the ranks are.
+/// Kinds of groups that the benchmark can open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GroupChoice {
-    /// One process with a thread a GPU
+    /// One process, one thread per GPU
     Local,
-    /// A process a GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
+    /// One process per GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
     Node,
-    /// A process a GPU; under mpirun, or with --rendezvous
+    /// One process per GPU; under mpirun, or with --rendezvous
     Nvshmem,
 }
 
-/// How tokens choose their experts.
+/// Distribution of the experts that tokens choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoutingKind {
-    /// Every expert is equally likely
+    /// All experts equally popular
     Uniform,
-    /// Some experts are far more popular
+    /// Some experts far more popular than others
     Zipf,
 }
 
 impl RoutingKind {
-    /// As the workloads name it.
+    /// Routing of the workloads.
     pub const fn routing(self) -> Routing {
         match self {
             Self::Uniform => Routing::Uniform,
@@ -43,7 +43,7 @@ impl RoutingKind {
         }
     }
 
-    /// For people.
+    /// Name in tables and records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -52,46 +52,46 @@ impl RoutingKind {
     }
 }
 
-/// Which combine modes.
+/// Combine modes to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModeChoice {
-    /// Summed on the experts' ranks
+    /// Sums on the experts' ranks
     Reduced,
-    /// Summed at the source
+    /// Sums at the source
     Exact,
-    /// Both
+    /// Both modes
     Both,
 }
 
-/// Which dispatch formats.
+/// Dispatch formats to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FormatChoice {
     /// BF16
     Bf16,
     /// Blockwise FP8
     Fp8,
-    /// MXFP8, scales in tiles
+    /// MXFP8, tiled scales
     Mxfp8,
-    /// MXFP4, scales in tiles
+    /// MXFP4, tiled scales
     Mxfp4,
-    /// NVFP4 under one global scale, scales in tiles
+    /// NVFP4 with one global scale, tiled scales
     Nvfp4,
-    /// NVFP4 under a global scale of each row's own, scales in tiles
+    /// NVFP4 with a global scale per row, tiled scales
     Nvfp4Row,
     /// BF16 and blockwise FP8
     Both,
-    /// All of them
+    /// All formats
     All,
 }
 
 /// Whether the L2 cache is flushed before each timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FlushChoice {
-    /// Yes
+    /// Flushed
     Yes,
-    /// No
+    /// Not flushed
     No,
-    /// Once so, once so
+    /// Once flushed, once not
     Both,
 }
 
@@ -102,17 +102,17 @@ pub enum Part {
     Dispatch,
     /// GPU time of combine (dispatch is timed beside it)
     Combine,
-    /// Pairs in a graph
+    /// Pairs of dispatch and combine in a graph
     Pair,
-    /// What the machine can do
+    /// Limits of the machine
     Limits,
-    /// All-gather and reduce-scatter
+    /// NCCL's all-gather and reduce-scatter
     Nccl,
     /// The fused SiLU kernels (needs the limits)
     Silu,
-    /// Dispatch and combine where nothing travels (needs the limits)
+    /// Dispatch and combine without communication (needs the limits)
     SkipA2a,
-    /// What each option costs (needs the limits)
+    /// Cost of each option (needs the limits)
     Options,
     /// A whole layer with its experts; only if it is named, and built with the feature `cudarc`
     Layer,
@@ -121,19 +121,19 @@ pub enum Part {
 /// Options of the benchmark.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
-    /// Where the ranks are
+    /// Kind of group
     #[arg(long, value_enum, default_value = "local")]
     pub group: GroupChoice,
-    /// Ranks [default: one for each GPU; under mpirun, one for each process]
+    /// Number of ranks [default: one per GPU; under mpirun, one per process]
     #[arg(long)]
     pub ranks: Option<usize>,
-    /// How ranks have GPUs, and processes meet.
+    /// Sharing of GPUs, and rendezvous of processes.
     #[command(flatten)]
     pub group_args: GroupArgs,
     /// PTX in place of the embedded one.
     #[command(flatten)]
     pub files: KernelFiles,
-    /// Tokens a rank
+    /// Tokens per rank
     #[arg(
         long,
         value_delimiter = ',',
@@ -152,35 +152,35 @@ pub struct BenchArgs {
     /// Experts of all ranks together
     #[arg(long, default_value_t = 256)]
     pub experts: usize,
-    /// skip_a2a as on one of this many times as many GPUs: the other experts' assignments go nowhere
+    /// skip_a2a as with RANKS times as many GPUs: assignments to the other GPUs' experts are dropped
     #[arg(long, value_name = "RANKS", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub share_of: u32,
-    /// How tokens choose their experts
+    /// Popularity of the experts
     #[arg(long, value_enum, default_value = "uniform")]
     pub routing: RoutingKind,
-    /// How rows come back
+    /// Combine modes
     #[arg(long, value_enum, default_value = "both")]
     pub mode: ModeChoice,
-    /// What dispatch makes of a token
+    /// Dispatch formats
     #[arg(long, value_enum, default_value = "both")]
     pub format: FormatChoice,
     /// Timed calls
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
-    /// Calls before them
+    /// Untimed calls before the timed ones
     #[arg(long, default_value_t = 10)]
     pub warmup: u32,
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long)]
     pub max_sms: Option<u32>,
-    /// With the kernels for all shapes, not those compiled for this one
+    /// Use the kernels for all shapes, not those compiled for this one
     #[arg(long)]
     pub general: bool,
     /// Whether the L2 cache is flushed before each timed call
     #[arg(long, value_enum, default_value = "both")]
     pub flush_l2: FlushChoice,
-    /// Only these parts [default: all]
+    /// Parts to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Part>,
     /// Also time the halves of each call
@@ -192,13 +192,13 @@ pub struct BenchArgs {
     /// Do not compare the results with the oracle
     #[arg(long)]
     pub no_verify: bool,
-    /// Where to write JSON lines
+    /// File for JSON lines
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// NCCL's library [default: look in the loader's places and python3's packages]
+    /// NCCL library [default: search the loader's paths and python3's packages]
     #[arg(long, value_name = "LIBRARY")]
     pub nccl: Option<PathBuf>,
-    /// Also say what the measured limits imply for this many GPUs
+    /// Also predict times on this many GPUs from the measured limits
     #[arg(long, value_name = "RANKS")]
     pub predict: Option<usize>,
     /// Seed of the workloads
@@ -207,7 +207,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// With what `--quick` stands for; tokens ascending.
+    /// Applies `--quick`; sorts the token counts, and drops zeros and duplicates.
     pub fn resolved(mut self) -> Self {
         if self.quick {
             self.tokens
@@ -236,7 +236,7 @@ impl BenchArgs {
             .any(|&part| self.wants(part))
     }
 
-    /// The configuration of a kind.
+    /// Configuration of one of the [`kinds`](Self::kinds).
     pub fn config(&self, format: TokenFormat, combine: CombineMode, tokens: usize) -> Config {
         Config {
             format,
@@ -247,8 +247,8 @@ impl BenchArgs {
         }
     }
 
-    /// The formats with the modes. Exact combine behind BF16 alone, if more is asked for:
-    /// its halves are those of the others.
+    /// Pairs of format and mode. If several of both are asked for, exact combine runs only with BF16: the
+    /// halves of its other pairs are measured anyway.
     pub fn kinds(&self) -> Vec<(TokenFormat, CombineMode)> {
         use CombineMode::{Exact, Reduced};
         use ScaleLayout::Tiled;
@@ -283,7 +283,7 @@ impl BenchArgs {
             .collect()
     }
 
-    /// Whether to flush the L2 cache, once or twice.
+    /// States of the L2 cache to measure with: flushed (`true`) or not.
     pub const fn flushes(&self) -> &'static [bool] {
         match self.flush_l2 {
             FlushChoice::Yes => &[true],

@@ -1,21 +1,21 @@
-//! What the measured limits imply for another number of GPUs.
+//! Predictions for another number of GPUs from the measured limits.
 
 use super::record::{Limits, Phase, Record};
 use super::traffic::touch_probability;
 
-/// Ranks other than the own one that a token with uniform routing touches, on average.
+/// Mean number of other ranks that a token touches under uniform routing.
 fn remote_ranks(record: &Record, ranks: usize) -> f64 {
     (ranks - 1) as f64 * touch_probability(ranks, record.experts, record.top_k)
 }
 
-/// What `phase` would take if it moved `growth` times the bytes: what is not wire stays.
+/// Time of `phase` if it moved `growth` times the bytes: only the wire's share grows.
 fn predicted_us(phase: &Phase, growth: f64) -> Option<f64> {
     let floor = phase.floor_us?;
     Some(phase.gpu_us.median - floor + floor * growth)
 }
 
-/// Prints dispatch and combine (reduced mode) for `ranks` GPUs, all on one switch with links of
-/// the same speed.
+/// Prints predicted times of dispatch and combine (reduced mode) on `ranks` GPUs, all on one switch with
+/// links of the same speed.
 pub fn predict(records: &[Record], limits: &Limits, ranks: usize) {
     let records = records.iter().filter(|record| {
         record.mode == "reduced"
@@ -33,7 +33,7 @@ pub fn predict(records: &[Record], limits: &Limits, ranks: usize) {
         if std::mem::take(&mut is_first) {
             println!(
                 "\npredicted for {ranks} GPUs: a token touches {remote:.2} other ranks, {growth:.2} \
-                 times as many; measured time with the wire's share at {:.0} GB/s grown as much",
+                 times as many; measured times, the wire's share at {:.0} GB/s scaled by as much",
                 limits.wire_gb_per_s
             );
         }

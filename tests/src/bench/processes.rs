@@ -7,13 +7,13 @@ use anyhow::{Result, bail};
 
 use crate::group::Gather;
 
-/// First byte of a message: what follows is shared.
+/// First byte of a message whose other bytes are shared.
 const WELL: u8 = 0;
-/// What follows says why the process failed.
+/// First byte of a message with the reason of a failure.
 const FAILED: u8 = 1;
 
-/// A way to talk to the other processes, and to end with them. A failure is told once, in the
-/// place of the next message; all processes make the same calls up to there.
+/// Messages between the processes, which all end if one fails. A failure is sent once, in place of the next
+/// message; up to then, all processes make the same calls.
 pub struct Processes {
     gather: Mutex<Gather>,
     is_first: bool,
@@ -32,22 +32,22 @@ impl fmt::Display for Told {
 impl std::error::Error for Told {}
 
 impl Processes {
-    /// `is_first` is the one that prints and writes.
+    /// Exchanges messages by `gather`; the first process prints and writes.
     pub fn new(gather: Gather, is_first: bool) -> Self {
         let gather = Mutex::new(gather);
         Self { gather, is_first }
     }
 
-    /// Whether this one prints and writes.
+    /// Whether this process prints and writes.
     pub const fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// Every process's bytes, if none has failed. Collective, unless all know already that
-    /// `own` has failed.
+    /// Returns every process's bytes if none has failed. Collective, unless `own` is a failure that all
+    /// processes know of.
     ///
     /// # Errors
-    /// Its own failure, or the first one of the others.
+    /// This process's failure, else the first failure of the others.
     pub fn share(&self, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         if own.as_ref().is_err_and(|error| error.is::<Told>()) {
             return own.map(|_| Vec::new());
@@ -67,12 +67,12 @@ impl Processes {
                 let text = String::from_utf8_lossy(text);
                 bail!(Told(format!("process {process}: {text}")))
             }
-            _ => bail!("process {process} sent something else; were all given the same flags?"),
+            _ => bail!("process {process} sent an unknown message; do all have the same flags?"),
         };
         all.iter().enumerate().map(shared).collect()
     }
 
-    /// What this process got, if none has failed. See [`share`](Self::share).
+    /// Returns `own`'s value if no process has failed. Collective like [`share`](Self::share).
     ///
     /// # Errors
     /// As [`share`](Self::share).
@@ -82,10 +82,10 @@ impl Processes {
             Err(error) => (None, Err(error)),
         };
         self.share(outcome)?;
-        Ok(value.expect("a failure of its own was returned above"))
+        Ok(value.expect("its own failure was returned above"))
     }
 
-    /// Waits for all of them. Collective.
+    /// Waits for all processes. Collective.
     ///
     /// # Errors
     /// As [`share`](Self::share).
@@ -102,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// What `run` gives on each of three processes, which are threads here.
+    /// Results of `run` on three processes, which are threads here.
     fn on_three<T: Send>(run: impl Fn(usize, &Processes) -> T + Sync) -> Vec<T> {
         let table = Arc::new((Barrier::new(3), Mutex::new(vec![Vec::new(); 3])));
         std::thread::scope(|scope| {

@@ -1,52 +1,52 @@
-//! What was measured: JSON lines and tables.
+//! Results of the benchmark: JSON lines and tables.
 
 use serde::Serialize;
 
 use super::statistics::Summary;
 
-/// What the machine can do.
+/// Limits of the machine.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Limits {
-    /// Most bytes a second of an all-to-all copy, a GPU and direction, in GB/s.
+    /// Highest rate of an all-to-all copy, per GPU and direction, in GB/s.
     pub wire_gb_per_s: f64,
-    /// Device memory, read and write counted, on as many multiprocessors as calls have, in GB/s.
+    /// Rate of a copy in device memory, reads and writes counted, on a call's multiprocessors, in GB/s.
     pub hbm_gb_per_s: f64,
-    /// A signal there and back.
+    /// Time of a signal there and back.
     pub round_trip_us: f64,
-    /// Period of empty kernels.
+    /// Period of empty kernels in a row.
     pub launch_us: f64,
-    /// An empty kernel with as many blocks and threads as a call, timed as calls are.
+    /// Time of an empty kernel with the blocks and threads of a call, measured as calls are.
     pub empty_call: EmptyCall,
     /// Copies of as many rows as dispatch and combine send.
     pub copies: Vec<CopyLimit>,
 }
 
-/// What a call that does nothing takes between its events, in microseconds.
+/// Time between the events of a call that does nothing, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct EmptyCall {
-    /// After the L2 cache was flushed.
+    /// Time after a flush of the L2 cache.
     pub cold_us: f64,
-    /// Without.
+    /// Time without a flush.
     pub warm_us: f64,
 }
 
 /// An all-to-all copy.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct CopyLimit {
-    /// As many rows as uniform routing sends for these tokens.
+    /// Tokens per rank; the copy has as many rows as uniform routing sends for them.
     pub tokens: usize,
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// Bytes that a GPU sends.
+    /// Bytes that each GPU sends.
     pub bytes: u64,
-    /// With stores.
+    /// Time with stores.
     pub stores_us: f64,
-    /// With bulk copies; 0 where there are none.
+    /// Time with bulk copies; 0 if a GPU has none.
     pub bulk_us: f64,
 }
 
 impl CopyLimit {
-    /// The faster one.
+    /// The shorter of the two times.
     pub fn best_us(&self) -> f64 {
         if self.bulk_us > 0.0 {
             self.bulk_us.min(self.stores_us)
@@ -57,7 +57,7 @@ impl CopyLimit {
 }
 
 impl Limits {
-    /// The copy of rows of `row_bytes` for `tokens`.
+    /// Copy of rows of `row_bytes` for `tokens`.
     pub fn copy(&self, tokens: usize, row_bytes: u32) -> Option<&CopyLimit> {
         self.copies
             .iter()
@@ -76,31 +76,31 @@ pub struct Phase {
     pub halves_us: Option<[f64; 2]>,
     /// Payload that the busiest rank sends or receives.
     pub payload_bytes: u64,
-    /// The same with headers and scales.
+    /// Same with headers and scales.
     pub wire_bytes: u64,
     /// `wire_bytes` over the median.
     pub gb_per_s: f64,
-    /// `wire_bytes` at the wire's limit.
+    /// Time of `wire_bytes` at the wire's limit.
     pub floor_us: Option<f64>,
-    /// A copy of as many rows.
+    /// Time of a copy of as many rows.
     pub copy_us: Option<f64>,
-    /// Bytes that the busiest rank reads and writes in device memory, where ranks share a GPU.
+    /// Bytes that the busiest rank reads and writes in device memory, if ranks share a GPU.
     pub memory_bytes: Option<u64>,
-    /// `memory_bytes` at the rate of the device memory's copy.
+    /// Time of `memory_bytes` at the rate of a copy in device memory.
     pub memory_us: Option<f64>,
-    /// NCCL's all-gather or reduce-scatter of the same tokens.
+    /// Time of NCCL's all-gather or reduce-scatter of the same tokens.
     pub nccl_us: Option<f64>,
 }
 
 impl Phase {
-    /// How many times the floor.
+    /// Ratio of the median to the floor.
     pub fn times_floor(&self) -> Option<f64> {
         self.floor_us
             .filter(|&floor| floor > 0.0)
             .map(|floor| self.gpu_us.median / floor)
     }
 
-    /// How many times NCCL's time.
+    /// Ratio of the median to NCCL's time.
     pub fn times_nccl(&self) -> Option<f64> {
         self.nccl_us
             .filter(|&nccl| nccl > 0.0)
@@ -111,13 +111,13 @@ impl Phase {
 /// A line of the results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
-    /// "local" (one process), "node" or "nvshmem" (a process a rank).
+    /// "local" (one process), "node" or "nvshmem" (one process per rank).
     pub group: &'static str,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Most of them that have one GPU: 1 where nobody shares one.
+    /// Most ranks on one GPU: 1 if none is shared.
     pub ranks_per_gpu: usize,
-    /// Tokens a rank.
+    /// Tokens per rank.
     pub tokens: usize,
     /// Elements of a token.
     pub hidden: usize,
@@ -127,13 +127,13 @@ pub struct Record {
     pub experts: usize,
     /// "uniform" or "zipf".
     pub routing: &'static str,
-    /// "bf16" or "fp8".
+    /// Name of the dispatch format.
     pub format: &'static str,
     /// "reduced" or "exact".
     pub mode: &'static str,
     /// Whether the L2 cache was flushed before each call.
     pub l2_flushed: bool,
-    /// Most multiprocessors.
+    /// Most multiprocessors that a kernel occupies.
     pub max_sms: Option<u32>,
     /// Dispatch.
     pub dispatch: Phase,
@@ -141,7 +141,7 @@ pub struct Record {
     pub combine: Phase,
     /// Period of pairs in a graph; the cache is not flushed there.
     pub pair_us: Option<f64>,
-    /// How the results were compared with the oracle.
+    /// Extent of the comparison with the oracle.
     pub verified: &'static str,
 }
 
@@ -178,7 +178,7 @@ impl Record {
         ))
     }
 
-    /// A line about the limit in device memory, where ranks share a GPU.
+    /// A line about the limit of device memory, if ranks share a GPU.
     pub fn memory(&self) -> Option<String> {
         let of = |phase: &Phase| {
             let limit = phase.memory_us?;
@@ -190,7 +190,7 @@ impl Record {
         ))
     }
 
-    /// The title of its table.
+    /// Title of the record's table.
     pub fn title(&self) -> String {
         let sms = self
             .max_sms

@@ -16,69 +16,69 @@ use crate::probes::{Gate, Probe, ProbeMemory, ProbePtx, Probes};
 
 pub use super::samples::Timed;
 
-/// What is written to push everything else out of the L2 cache: several times its size.
+/// Bytes that a flush writes to push everything else out of the L2 cache: several times its size.
 const FLUSH_BYTES: u64 = 256 << 20;
-/// Longest wait of a probe, of ranks that have a GPU each.
+/// Longest wait of a probe if each rank has its own GPU.
 const DEADLINE_NS: u64 = 2_000_000_000;
 
-/// A GPU with what it is measured with.
+/// A GPU under measurement.
 pub struct Gpu {
-    /// Its rank.
+    /// Rank of the GPU.
     pub rank: usize,
     /// The device.
     pub device: Arc<CudaDevice>,
-    /// Its probes.
+    /// Kernels that measure it.
     pub probes: Probes,
-    /// Where everything timed is enqueued.
+    /// Stream of everything timed.
     pub stream: Stream,
     /// Probe memory: words, then room for rows.
     pub memory: DevicePtr,
-    /// Every rank's probe memory.
+    /// Table of every rank's probe memory.
     peers: DevicePtr,
-    /// Written to flush.
+    /// Memory that a flush writes.
     flushed: DevicePtr,
-    /// What copies read: random bytes, since zeros can be faster than data.
+    /// Source of copies: random bytes, since zeros can be faster than data.
     source: DevicePtr,
 }
 
-/// What a [`Rig`] is made of.
+/// Parts of a [`Rig`].
 #[derive(Clone, Copy)]
 pub struct Rigged<'a> {
     /// The ranks.
     pub group: &'a Group,
-    /// Most ranks that have one GPU.
+    /// Most ranks on one GPU.
     pub ranks_per_gpu: usize,
-    /// What agrees with the processes of the others.
+    /// Messages to the other processes.
     pub processes: &'a Processes,
-    /// What measures.
+    /// PTX of the probes.
     pub probes: &'a ProbePtx,
 }
 
 /// The GPUs of a run. This process drives all of them, or one.
 pub struct Rig<'a> {
-    /// They as a group.
+    /// The ranks.
     pub group: Group,
-    /// Most ranks that have one GPU.
+    /// Most ranks on one GPU.
     pub ranks_per_gpu: usize,
-    /// What agrees with the processes of the others.
+    /// Messages to the other processes.
     pub processes: &'a Processes,
-    /// Those of this process, by rank.
+    /// GPUs of this process, by rank.
     pub gpus: Vec<Gpu>,
-    /// Of all ranks, by rank.
+    /// Names of each process's GPUs.
     names: Vec<String>,
     memory: ProbeMemory,
-    /// What rank 0 waits for; unused in the processes of others.
+    /// Gate that rank 0 waits for; unused in processes without rank 0.
     gate: Gate,
-    /// Timed iterations so far.
+    /// Iterations so far, warm-up included.
     serial: AtomicU64,
 }
 
-/// How often to call, and what to do before.
+/// Numbers of calls, and the state of the cache before them.
 #[derive(Clone, Copy, Debug)]
 pub struct Repeats {
-    /// Calls that do not count.
+    /// Untimed calls before the timed ones.
     pub warmup: u32,
-    /// Calls that do.
+    /// Timed calls.
     pub iterations: u32,
     /// Whether the L2 cache is flushed before each aligned stage.
     pub flush: bool,
@@ -89,7 +89,7 @@ pub struct Repeats {
 pub enum Stage {
     /// All ranks start together.
     Aligned,
-    /// Follows the one before it at once.
+    /// Follows the previous stage at once.
     Following,
 }
 
@@ -128,12 +128,12 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// Every rank's probe memory, as the ranks address it, from this rank's entry on.
+    /// Address of this rank's own entry in its table of every rank's probe memory.
     pub const fn peers_from(&self, gpu: &Gpu) -> u64 {
         gpu.peers.address() + 8 * gpu.rank as u64
     }
 
-    /// For people: "4 ranks in one process: NVIDIA H200 (cuda:0), ..".
+    /// Heading: "4 ranks in one process: NVIDIA H200 (cuda:0), ..".
     pub fn title(&self) -> String {
         let (ranks, names) = (self.ranks(), self.names.join(", "));
         if self.names.len() == 1 {
@@ -143,7 +143,7 @@ impl<'a> Rig<'a> {
         format!("{ranks} ranks, a process each ({group} group): {names}")
     }
 
-    /// A longest wait, of ranks that have a GPU each, for these.
+    /// Scales a longest wait of ranks with a GPU each to these ranks.
     pub fn scaled(&self, wait: Duration) -> Duration {
         wait * self.ranks_per_gpu as u32
     }
@@ -153,7 +153,7 @@ impl<'a> Rig<'a> {
         self.group.ranks() as usize
     }
 
-    /// A rank's probe arguments: it sends no rows.
+    /// Probe arguments of a rank that sends no rows.
     pub fn probe_args(&self, gpu: &Gpu) -> ProbeArgs {
         ProbeArgs {
             peers: gpu.peers.address(),
@@ -173,10 +173,9 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Calls every local rank's function for every stage of every iteration, each rank on a
-    /// thread of its own. `call(stage, iteration)` enqueues on the rank's stream. Everything of
-    /// an iteration is enqueued on all ranks of all processes before any of it starts. What
-    /// comes back is of all ranks. Collective.
+    /// Calls every local rank's function for every stage of every iteration, each rank on a thread of its
+    /// own, and returns the times over all ranks. `call(stage, iteration)` enqueues on the rank's stream. An
+    /// iteration is enqueued on all ranks of all processes before any of it starts. Collective.
     pub fn time<C>(&self, repeats: Repeats, stages: &[Stage], calls: Vec<C>) -> Result<Vec<Timed>>
     where
         C: FnMut(usize, u32) -> Result<()> + Send,
@@ -198,7 +197,7 @@ impl<'a> Rig<'a> {
             .collect())
     }
 
-    /// What this process has of [`time`](Self::time): its ranks' samples.
+    /// This process's share of [`time`](Self::time): its ranks' samples.
     fn time_here<C>(
         &self,
         repeats: Repeats,
@@ -220,7 +219,7 @@ impl<'a> Rig<'a> {
         };
         let timers = self.gpus.iter().map(timer).zip(calls);
         let results: Vec<Result<Samples>> = if self.gpus.len() == 1 {
-            // Other processes are talked to from the thread that joined them, as MPI wants it.
+            // MPI requires that the thread that joined the other processes talks to them.
             timers.map(|(timer, call)| timer.run(call)).collect()
         } else {
             std::thread::scope(|scope| {
@@ -243,13 +242,12 @@ impl<'a> Rig<'a> {
         Ok(samples)
     }
 
-    /// Makes the ranks' barriers agree again, after one has failed. Waits for all streams.
-    /// Collective.
+    /// Resets the ranks' barriers after one has failed. Waits for all streams. Collective.
     pub fn reset(&self) -> Result<()> {
         for gpu in &self.gpus {
             gpu.device.synchronize(gpu.stream)?;
         }
-        // No probe of any process is at work any more.
+        // No probe of any process runs any more.
         self.processes.meet()?;
         for gpu in &self.gpus {
             gpu.device.fill(gpu.memory, 0, ProbeArgs::WORDS_BYTES)?;
@@ -257,9 +255,10 @@ impl<'a> Rig<'a> {
         self.processes.meet()
     }
 
-    /// Gives back what belongs to the group. Collective.
+    /// Frees the probe memory, which belongs to the group. Collective.
     pub fn close(self) -> Result<()> {
-        // SAFETY: everything that was timed has ended, and no more is.
+        // SAFETY: no probe of any rank runs, since all processes have met after the last timing, and this
+        // rig alone used the addresses.
         unsafe { self.memory.free() }
     }
 
@@ -282,7 +281,7 @@ impl<'a> Rig<'a> {
 }
 
 impl Gpu {
-    /// `memory` is the rank's probe memory, and every rank's as it addresses it.
+    /// Takes the rank's probe memory, and every rank's as this one addresses it.
     fn new(
         rank: usize,
         device: Arc<CudaDevice>,
@@ -312,23 +311,23 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Enqueues what pushes everything else out of the L2 cache.
+    /// Enqueues a kernel that pushes everything else out of the L2 cache.
     fn flush(&self) -> Result<()> {
-        // SAFETY: the memory is this value's, and nothing else uses it; the stream is waited for before that
-        // goes.
+        // SAFETY: only flushes in this stream use `flushed`, and `drop` waits for the stream before the
+        // probes are unloaded.
         Ok(unsafe { self.probes.clear(self.stream, self.flushed) }?)
     }
 }
 
 impl Drop for Gpu {
-    /// The probes are unloaded, so none may be at work any more.
+    /// Waits for the probes, which are unloaded next.
     fn drop(&mut self) {
-        // It fails only where the device is broken, and then nothing runs.
+        // It fails only if the device is broken, and then nothing runs.
         let _ = self.device.synchronize(self.stream);
     }
 }
 
-/// New device memory with random bytes.
+/// Allocates device memory with random bytes.
 fn random_bytes(device: &CudaDevice, bytes: u64) -> Result<DevicePtr> {
     const BLOCK: u64 = 16 << 20;
     let at = device.alloc(bytes)?;
@@ -349,7 +348,7 @@ fn random_bytes(device: &CudaDevice, bytes: u64) -> Result<DevicePtr> {
     Ok(at)
 }
 
-/// The results, or the error that is not a mere consequence of another.
+/// Returns the results, or the error that is not a mere consequence of another.
 fn first_cause(results: Vec<Result<Samples>>) -> Result<Vec<Samples>> {
     let (good, mut bad): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     bad.sort_by_key(|error| {
@@ -415,7 +414,7 @@ impl Timer<'_> {
         Ok(())
     }
 
-    /// Flushes, and lets the ranks wait for each other; the first one waits for the gate.
+    /// Flushes if asked to, and aligns the ranks at a barrier; rank 0 also waits for the gate.
     fn prepare(&self, stage: Stage, serial: u64) -> Result<()> {
         if stage == Stage::Following {
             return Ok(());
@@ -433,7 +432,8 @@ impl Timer<'_> {
         if *rank == 0 {
             (args.start_flag, args.start_value) = (self.rig.gate.address(), serial);
         }
-        // SAFETY: the rig owns the memory that the arguments name, on devices that map each other.
+        // SAFETY: the addresses are live allocations of the rig, mapped on all of its devices, and dropping a
+        // `Gpu` waits for its stream before its probes are unloaded.
         unsafe { probes.launch(*stream, Probe::Barrier, Grid::new(1, 32), &args) }?;
         Ok(())
     }

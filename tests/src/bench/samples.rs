@@ -1,4 +1,4 @@
-//! What calls took on each rank, and what that comes to over all of them.
+//! Times of calls on each rank, and their summary over all ranks.
 
 use anyhow::{Result, ensure};
 
@@ -9,10 +9,10 @@ pub type Sample = (f64, f64);
 /// A rank's samples: by stage, then iteration.
 pub type Samples = Vec<Vec<Sample>>;
 
-/// Bytes of a sample between processes.
+/// Bytes of a sample in a message.
 const SAMPLE_BYTES: usize = size_of::<[f64; 2]>();
 
-/// What a stage took, in microseconds.
+/// Times of a stage, in microseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Timed {
     /// GPU time between events, the slowest rank of each iteration.
@@ -21,7 +21,7 @@ pub struct Timed {
     pub host_us: Summary,
 }
 
-/// How many samples a rank has.
+/// Numbers of a rank's samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     /// Stages.
@@ -30,7 +30,7 @@ pub struct Counts {
     pub iterations: usize,
 }
 
-/// The samples of some ranks, for another process.
+/// Encodes the samples of some ranks for another process.
 pub fn to_bytes(ranks: &[Samples]) -> Vec<u8> {
     let samples = ranks.iter().flatten().flatten();
     samples
@@ -39,17 +39,17 @@ pub fn to_bytes(ranks: &[Samples]) -> Vec<u8> {
         .collect()
 }
 
-/// What [`to_bytes`] was given.
+/// Decodes the bytes of [`to_bytes`].
 ///
 /// # Errors
-/// The bytes are not those of whole ranks.
+/// The bytes are none, or not those of whole ranks.
 pub fn from_bytes(bytes: &[u8], counts: Counts) -> Result<Vec<Samples>> {
     let Counts { stages, iterations } = counts;
     let of_a_rank = stages * iterations * SAMPLE_BYTES;
     ensure!(
         of_a_rank > 0 && !bytes.is_empty() && bytes.len().is_multiple_of(of_a_rank),
-        "a process sent {} bytes of samples, not {of_a_rank} for each of its ranks; were all \
-         given the same flags?",
+        "a process sent {} bytes of samples, not {of_a_rank} for each of its ranks; do all have \
+         the same flags?",
         bytes.len()
     );
     let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -59,7 +59,7 @@ pub fn from_bytes(bytes: &[u8], counts: Counts) -> Result<Vec<Samples>> {
     Ok(bytes.chunks(of_a_rank).map(rank).collect())
 }
 
-/// A stage over all ranks.
+/// Summarises a stage over all ranks.
 pub fn summary(ranks: &[Samples], stage: usize) -> Timed {
     let iterations = ranks[0][stage].len();
     let slowest = |iteration: usize| {

@@ -7,7 +7,7 @@ use super::rig::{Repeats, Rig, Stage};
 use crate::formats::{self, Layout};
 use crate::silu::{self, CLAMPS};
 
-/// Rows, of this many experts.
+/// Rows, of [`EXPERTS`] experts.
 const ROWS: usize = 32_768;
 const EXPERTS: usize = 64;
 /// Columns of the output.
@@ -23,17 +23,17 @@ const REPEATS: Repeats = Repeats {
 pub struct SiluTime {
     /// The format's name.
     pub format: &'static str,
-    /// Whether gates and ups stand side by side.
+    /// Whether gates and ups are interleaved.
     pub interleaved: bool,
     /// Whether the activation is the clamped one.
     pub clamped: bool,
     /// Median of the slowest GPU.
     pub us: f64,
-    /// Reading the input and writing the output at the copy's rate.
+    /// Time to read the input and write the output at the copy's rate.
     pub floor_us: f64,
 }
 
-/// What is timed.
+/// A kernel to time.
 #[derive(Clone, Copy)]
 struct Kind {
     format: TokenFormat,
@@ -41,7 +41,7 @@ struct Kind {
     activation: Activation,
 }
 
-/// Times every format. `hbm_gb_per_s` is the copy's rate, read and written.
+/// Times every format. `hbm_gb_per_s` is the copy's rate, reads and writes counted.
 pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
     use ScaleLayout::Tiled;
     let plain = Activation::Silu;
@@ -89,7 +89,7 @@ pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
     kinds.into_iter().map(measure).collect()
 }
 
-/// Prints them.
+/// Prints the times.
 pub fn print(times: &[SiluTime]) {
     println!("\nfused SiLU, {ROWS} rows of {EXPERTS} experts, 2 * {COLUMNS} columns:");
     println!("{:26} |      µs   floor (x)", "format");
@@ -109,8 +109,8 @@ pub fn print(times: &[SiluTime]) {
     }
 }
 
-/// BF16 between -6 and 6, some rows of them again and again: the time depends on them, as zeros and other
-/// special values have ways of their own.
+/// Uploads BF16 between -6 and 6, the same few rows repeatedly. The time depends on the values: zeros and
+/// other special ones take paths of their own.
 fn upload_inputs(device: &dyn Device, input: ferry::DevicePtr) -> Result<()> {
     const SOME_ROWS: usize = 64;
     let values = silu::ordinary_numbers(2 * COLUMNS * SOME_ROWS);
@@ -163,7 +163,7 @@ fn time(rig: &Rig, kind: Kind, layout: Layout) -> Result<f64> {
     let us = rig.time(REPEATS, &[Stage::Aligned], jobs)?[0].gpu_us.median;
     owned
         .into_iter()
-        // SAFETY: everything that was timed has ended.
+        // SAFETY: `device` allocated `at`, and `rig.time` has waited for the only kernels that use it.
         .try_for_each(|(device, at)| unsafe { device.free(at) })?;
     Ok(us)
 }

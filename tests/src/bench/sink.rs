@@ -1,4 +1,4 @@
-//! Where results go.
+//! Output of results.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -10,17 +10,17 @@ use serde_json::json;
 
 use super::options::BenchArgs;
 
-/// The terminal and the file of JSON lines; nowhere, in a process that does not speak for all.
+/// The terminal and the file of JSON lines; neither in a process other than the first.
 pub struct Sink {
     is_first: bool,
     file: Option<File>,
 }
 
 impl Sink {
-    /// Creates the file.
+    /// Creates the file of `--json`.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The file cannot be created.
     pub fn new(args: &BenchArgs, is_first: bool) -> Result<Self> {
         let create = |path: &PathBuf| {
             File::create(path).with_context(|| format!("--json {}: cannot create", path.display()))
@@ -32,22 +32,22 @@ impl Sink {
         })
     }
 
-    /// Whether anything goes anywhere.
+    /// Whether this process prints and writes.
     pub const fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// A line for people.
+    /// Prints a line.
     pub fn say(&self, text: impl Display) {
         if self.is_first {
             println!("{text}");
         }
     }
 
-    /// A line of the file.
+    /// Appends a line to the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn line(&mut self, kind: &str, value: impl serde::Serialize) -> Result<()> {
         if let Some(file) = &mut self.file {
             writeln!(file, "{}", json!({ kind: value }))?;

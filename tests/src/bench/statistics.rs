@@ -2,19 +2,19 @@
 
 use serde::Serialize;
 
-/// What many samples come to.
+/// Summary of many samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// The middle one.
+    /// The median.
     pub median: f64,
-    /// 99 of 100 are at most this.
+    /// The 99th percentile.
     pub p99: f64,
-    /// The least.
+    /// The least sample.
     pub min: f64,
 }
 
 impl Summary {
-    /// Of at least one sample; zeros of none.
+    /// Summarises samples; all zeros if there are none.
     pub fn of(mut samples: Vec<f64>) -> Self {
         if samples.is_empty() {
             return Self::default();

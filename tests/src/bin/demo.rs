@@ -16,7 +16,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let args = Arguments::parse().demo;
     if args.group_args.share_gpus {
-        // SAFETY: reading the command line starts no thread, and nothing else has run.
+        // SAFETY: no other thread runs: this one has only read the command line.
         unsafe { sharing::ask_for_queues() };
     }
     match demo::run(&args) {

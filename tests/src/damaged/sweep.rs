@@ -10,21 +10,21 @@ use clap::Args;
 
 use super::DamagedCase;
 
-/// Longest that a case may take on a loaded machine: they take milliseconds.
+/// Longest time of a case on a loaded machine: cases take milliseconds.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// Arguments of `damaged`. The tests run the same with 2,000 windows.
 #[derive(Args)]
 pub struct DamagedArgs {
-    /// How many windows are damaged at least
+    /// Fewest windows to damage
     #[arg(long, default_value_t = 100_000)]
     pub windows: u64,
-    /// The first seed
+    /// First seed
     #[arg(long, default_value_t = 1_000_000)]
     pub seed: u64,
 }
 
-/// Runs cases until so many windows were damaged.
+/// Runs cases until as many windows are damaged as `args` asks for.
 ///
 /// # Errors
 /// The first case that failed, with its seed.
@@ -42,7 +42,7 @@ pub fn run(args: &DamagedArgs) -> Result<()> {
                         Err(error) => {
                             let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                             failed.get_or_insert(error);
-                            // The others end, too.
+                            // Ends the other threads, too.
                             windows.fetch_max(args.windows, Ordering::Relaxed)
                         }
                     };
@@ -62,7 +62,7 @@ pub fn run(args: &DamagedArgs) -> Result<()> {
     Ok(())
 }
 
-/// Runs the case of a seed; the windows that it damaged.
+/// Runs the case of a seed, and returns the number of windows that it damaged.
 fn windows_of(seed: u64) -> Result<u64> {
     let (done, is_done) = channel();
     std::thread::spawn(move || {
@@ -70,12 +70,12 @@ fn windows_of(seed: u64) -> Result<u64> {
         let outcome = damaged
             .simulate()
             .map_err(|error| format!("{error:#}: {:?}", damaged.case));
-        // Nobody listens to one that took too long.
+        // The receiver is gone if the case took too long.
         let _ = done.send(outcome);
     });
     match is_done.recv_timeout(LONGEST) {
         Ok(Ok(windows)) => Ok(windows),
         Ok(Err(error)) => bail!("seed {seed}: {error}"),
-        Err(error) => bail!("seed {seed}: no end after {LONGEST:?}, or a panic: {error}"),
+        Err(error) => bail!("seed {seed}: no end within {LONGEST:?}, or a panic: {error}"),
     }
 }

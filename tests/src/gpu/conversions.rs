@@ -1,5 +1,5 @@
-//! The arithmetic of the kernels, number by number: each device gives the bits that the portable
-//! code gives on a CPU, whether it has an instruction for a conversion or not.
+//! The arithmetic of the kernels, number by number: each device returns the same bits as the portable code
+//! on a CPU, whether it has an instruction for a conversion or not.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,21 +61,19 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     Ok(())
 }
 
-/// All BF16s, then numbers made to be hard, each once as the first of a pair and once as the
-/// second.
+/// Pairs of all BF16s and hard numbers, each once as the first of a pair and once as the second.
 fn pairs() -> Vec<Pair> {
     let values: Vec<u32> = bf16s().chain(hard_numbers()).collect();
     let others = values.iter().rev();
     values.iter().zip(others).map(|(&a, &b)| [a, b]).collect()
 }
 
-/// The bits of every BF16 as f32.
+/// Bits of every BF16 as f32.
 fn bf16s() -> impl Iterator<Item = u32> {
     (0..=u16::MAX).map(|bits| f32_of_bf16_bits(bits).to_bits())
 }
 
-/// About a million f32: every exponent, infinities and NaNs among them, with both signs and the
-/// [`mantissas`].
+/// About a million f32: every exponent, infinities and NaNs included, with both signs and the [`mantissas`].
 fn hard_numbers() -> impl Iterator<Item = u32> {
     let mantissas = mantissas();
     (0..512_u32).flat_map(move |top| {
@@ -84,8 +82,8 @@ fn hard_numbers() -> impl Iterator<Item = u32> {
     })
 }
 
-/// Where 0 to 8 bits of a mantissa are kept: every kept value, the tie behind it, and the
-/// neighbours of both. BF16 keeps 7; e4m3 and e2m1 keep 3 and 1, and fewer of small numbers.
+/// Hard mantissas to round to 0 to 8 bits: every rounded value, the tie after it, and the neighbours of both.
+/// BF16 keeps 7 bits; e4m3 and e2m1 keep 3 and 1, and fewer for small numbers.
 fn mantissas() -> BTreeSet<u32> {
     let mut mantissas = BTreeSet::new();
     for kept in 0..=8 {
@@ -102,7 +100,7 @@ fn every_pair(on: &Converter, conversion: Conversion) -> Result<()> {
     on.compare(conversion, &pairs()).map(drop)
 }
 
-/// Words with one bit and none, with all above it and all below it, and many others.
+/// Compares words with one bit or none, with all bits above or below one, and many others.
 fn every_bit(on: &Converter, conversion: Conversion) -> Result<()> {
     let one = (0..u64::BITS).map(|bit| 1_u64 << bit);
     let words = one.flat_map(|bit| [bit, bit.wrapping_neg(), bit - 1, bit | 1 << 63, bit | 1]);
@@ -112,7 +110,7 @@ fn every_bit(on: &Converter, conversion: Conversion) -> Result<()> {
     on.compare(conversion, &pairs).map(drop)
 }
 
-/// What is made e2m1 are results of arithmetic, among which a GPU has one NaN, a positive one.
+/// Compares conversions of results of arithmetic, whose only NaN on a GPU is a positive one.
 fn products(on: &Converter, conversion: Conversion) -> Result<()> {
     let mut pairs = pairs();
     for bits in pairs.as_flattened_mut() {
@@ -126,7 +124,7 @@ fn products(on: &Converter, conversion: Conversion) -> Result<()> {
 fn larger_magnitude(on: &Converter) -> Result<()> {
     let mut pairs = pairs();
     for [a, _] in &mut pairs {
-        // The larger one so far is never NaN.
+        // The largest so far is never NaN.
         if f32::from_bits(*a).is_nan() {
             *a = 0;
         }
@@ -134,7 +132,7 @@ fn larger_magnitude(on: &Converter) -> Result<()> {
     on.compare(Conversion::Larger, &pairs).map(drop)
 }
 
-/// Every BF16 divided by scales of many exponents and mantissas.
+/// Compares quotients of every BF16 by scales of many exponents and mantissas.
 fn quotients(on: &Converter) -> Result<()> {
     for scale in scales() {
         let pairs: Vec<Pair> = bf16s().map(|value| [value, scale.to_bits()]).collect();
@@ -165,7 +163,7 @@ fn scales() -> Vec<f32> {
     scales
 }
 
-/// One over every mantissa, and over hard numbers of all sizes from 1 on.
+/// Compares reciprocals of every mantissa, and of hard numbers of all sizes from 1 on.
 fn reciprocals(on: &Converter) -> Result<()> {
     const ONE: u32 = 1.0_f32.to_bits();
     const EACH: u32 = 1 << 20;
@@ -181,7 +179,7 @@ fn reciprocals(on: &Converter) -> Result<()> {
     on.compare(Conversion::Reciprocal, &pairs).map(drop)
 }
 
-/// Every scale under inverses of all exponents.
+/// Compares multipliers of every scale with inverses of all exponents.
 fn multipliers(on: &Converter) -> Result<()> {
     let mantissas: Vec<u32> = mantissas().into_iter().step_by(16).collect();
     let inverses = (0..256_u32).flat_map(|top| mantissas.iter().map(move |bits| top << 23 | bits));
@@ -193,7 +191,7 @@ fn multipliers(on: &Converter) -> Result<()> {
     Ok(())
 }
 
-/// Every BF16 gate with ups of all kinds.
+/// Compares activations of every BF16 gate with ups of all kinds.
 fn activations(on: &Converter, conversion: Conversion, clamp: Clamp) -> Result<()> {
     let limit = clamp.limit;
     let near_limit = [limit.next_down(), limit, limit.next_up()];
@@ -206,7 +204,7 @@ fn activations(on: &Converter, conversion: Conversion, clamp: Clamp) -> Result<(
     Ok(())
 }
 
-/// Every BF16 in the low half, another one in the high half.
+/// Compares words with every BF16 in the low half and another one in the high half.
 fn places(on: &Converter) -> Result<()> {
     let halves = |bits: u16| u32::from(bits) | u32::from(!bits.rotate_left(5)) << 16;
     let pairs: Vec<Pair> = (0..=u16::MAX).map(|bits| [halves(bits), 0]).collect();
@@ -216,7 +214,7 @@ fn places(on: &Converter) -> Result<()> {
     })
 }
 
-/// What the portable code makes of a pair.
+/// Result of the portable code for a pair.
 fn portable(conversion: Conversion, pair: Pair, clamp: Clamp) -> u32 {
     let [a, b] = pair.map(f32::from_bits);
     let clamped = silu::clamped(clamp);
@@ -237,7 +235,8 @@ fn portable(conversion: Conversion, pair: Pair, clamp: Clamp) -> u32 {
     }
 }
 
-/// Whether two results are the same: bit for bit, but which NaN an f32 is depends on the machine.
+/// Whether two results are the same bit for bit. In f32, any two NaNs count as the same, since their bits
+/// depend on the machine.
 fn same(conversion: Conversion, wanted: u32, given: u32) -> bool {
     let are_nan = || f32::from_bits(wanted).is_nan() && f32::from_bits(given).is_nan();
     match conversion {
@@ -265,7 +264,7 @@ struct Converter {
 }
 
 impl Converter {
-    /// `None` where the rank has no GPU.
+    /// Returns `None` if the rank has no GPU.
     fn new(suite: &Suite<'_>, rank: Rank) -> Result<Option<Self>> {
         let Some(device) = suite.group().cuda(rank) else {
             return Ok(None);
@@ -277,12 +276,12 @@ impl Converter {
         }))
     }
 
-    /// What the device makes of the pairs, which is what the portable code makes of them.
+    /// Converts the pairs on the device, and checks the results against the portable code.
     fn compare(&self, conversion: Conversion, pairs: &[Pair]) -> Result<Vec<u32>> {
         self.compare_clamped(conversion, pairs, CLAMPS[0])
     }
 
-    /// As [`compare`](Self::compare), for a conversion that a clamped activation is part of.
+    /// Does the same as [`compare`](Self::compare) for a conversion with a clamped activation.
     fn compare_clamped(
         &self,
         conversion: Conversion,
@@ -321,13 +320,13 @@ impl Converter {
             alpha,
             limit,
         };
-        // SAFETY: both tensors were allocated above with the sizes that `args` says, and are freed
-        // after the stream has passed the kernel.
+        // SAFETY: both addresses are allocations of `count` pairs and words, made above; they are freed, and
+        // `self` goes, only after the stream is synchronised.
         unsafe { self.probes.convert(self.stream, &args) }?;
         self.device.synchronize(self.stream)?;
         self.device
             .download(output, bytemuck::cast_slice_mut(&mut results))?;
-        // SAFETY: the stream was synchronised.
+        // SAFETY: this device allocated both, and the stream has passed the only kernel that uses them.
         unsafe {
             self.device.free(input)?;
             self.device.free(output)?;

@@ -6,7 +6,7 @@ use super::{Outcome, Suite};
 use crate::damaged::DamagedCase;
 use crate::group::GroupKind;
 
-/// Bytes of the guard zones before and behind each allocation.
+/// Bytes of each guard zone before and after an allocation.
 const GUARD_BYTES: u64 = 64 << 10;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
@@ -17,13 +17,13 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 fn damage(suite: &Suite<'_>, wanted: u64) -> Result<Outcome> {
     if suite.args.group.has_processes() {
-        let why = "a communicator that gave up keeps its windows where there are several processes";
+        let why = "with several processes, a communicator that gave up keeps its windows";
         return Ok(Outcome::Skipped(why.into()));
     }
     let first = suite.args.seed * 1_000_000;
     let (mut seed, mut windows) = (first, 0);
     while windows < wanted {
-        // In the simulator on ranks of its own, whose every access is checked.
+        // In the simulator, a case has ranks of its own, whose every access is checked.
         let outcome = match suite.args.group {
             GroupKind::Simulated => DamagedCase::of(seed, None).simulate(),
             _ => DamagedCase::of(seed, Some(suite.ranks())).run_on(suite.group(), GUARD_BYTES),

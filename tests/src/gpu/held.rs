@@ -1,4 +1,4 @@
-//! What graphs need stays: the communicators whose calls they have, and the kernels.
+//! Communicators and kernels that a graph needs stay until it is dropped.
 
 use std::sync::Arc;
 
@@ -26,8 +26,7 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     })
 }
 
-/// A kernel of one handle of a GPU in a graph of another one, and at work in its stream: the first handle is
-/// dropped before either has ended.
+/// Drops a handle of a GPU while its kernel is in a graph of another handle and runs in that one's stream.
 fn outlive_their_device(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let Some(cuda) = cuda_devices(&group) else {
@@ -53,7 +52,7 @@ fn outlive_their_device(suite: &mut Suite<'_>) -> Result<Outcome> {
         graph.launch(stream)?;
         computed("in a graph")?;
         drop(graph);
-        // SAFETY: the kernels have ended, and the graph is gone.
+        // SAFETY: `stays` allocated all three; the stream has passed the kernels, and the graph is dropped.
         unsafe {
             stays.free(silu.input.at)?;
             stays.free(silu.row_offsets.at)?;
@@ -63,7 +62,7 @@ fn outlive_their_device(suite: &mut Suite<'_>) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// One row of ones.
+/// Fused SiLU of one row of ones.
 fn ones(device: &dyn Device) -> Result<FusedSilu> {
     let input = device.upload_tensor([1, 2 * COLUMNS], &[BF16_1; 2 * COLUMNS])?;
     Ok(FusedSilu {
@@ -78,13 +77,13 @@ fn ones(device: &dyn Device) -> Result<FusedSilu> {
     })
 }
 
-/// CUDA devices of the ranks of this process; `None` where they have others.
+/// CUDA devices of this process's ranks; `None` if one has another device.
 fn cuda_devices(group: &Group) -> Option<Vec<Arc<CudaDevice>>> {
     let ranks = group.local_ranks();
     ranks.iter().map(|&rank| group.cuda(rank)).collect()
 }
 
-/// Captures a round without tokens on every rank, through another handle of its GPU, and launches no graph.
+/// Captures a round without tokens on every rank through another handle of its GPU; no graph is launched.
 fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     let group = suite.group().clone();
     let config = Config {
@@ -107,20 +106,20 @@ fn held_by_a_graph(suite: &mut Suite<'_>) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Sees that a communicator is not closed, as a graph holds it.
+/// Checks that a communicator cannot be closed while a graph holds it, and returns it.
 fn not_closed(communicator: Communicator) -> Result<Communicator> {
     let Err(CloseError {
         error: Error::GraphsAlive { graphs, .. },
         communicator: Some(communicator),
     }) = communicator.close()
     else {
-        bail!("closed although a graph has calls of it");
+        bail!("closed although a graph has its calls");
     };
     ensure!(graphs == 1, "{graphs} graphs hold it");
     Ok(*communicator)
 }
 
-/// A round of no tokens as a graph.
+/// Captures a round without tokens.
 fn capture(device: &Arc<CudaDevice>, communicator: &mut Communicator) -> Result<CudaGraph> {
     let (shared, plan): (Arc<dyn Device>, _) = (device.clone(), *communicator.plan());
     let rows = DispatchBuffers::new(&shared, &plan)?;
@@ -136,7 +135,7 @@ fn capture(device: &Arc<CudaDevice>, communicator: &mut Communicator) -> Result<
         let rows = CombineInput::new(output.tokens);
         communicator.combine(stream, &rows, &combined)
     })?;
-    // SAFETY: the graph is never launched.
+    // SAFETY: only the graph uses the tensors, and it is never launched.
     unsafe {
         rows.free()?;
         sums.free()?;

@@ -1,4 +1,4 @@
-//! Cases that need the CUDA devices of this process: of the crates whose streams and memory are taken.
+//! Cases on this process's CUDA devices, for the crates whose streams and memory Ferry takes.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use ferry::cuda::CudaDevice;
 
 use super::{Outcome, Suite};
 
-/// The devices of this process's ranks.
+/// Devices of this process's ranks.
 pub type Devices = Vec<Arc<CudaDevice>>;
 
-/// A case.
+/// A case on these devices.
 pub type Case = fn(&Suite<'_>, &Devices) -> Result<()>;
 
-/// Runs the cases of a crate; they are skipped where the ranks have no CUDA devices.
+/// Runs the cases of a crate; they are skipped if the ranks have no CUDA devices.
 pub fn check(suite: &mut Suite<'_>, of: &str, cases: &[(&str, Case)]) -> Result<()> {
     for (name, case) in cases {
         suite.check(&format!("{of}: {name}"), |suite| match devices(suite) {
@@ -24,7 +24,7 @@ pub fn check(suite: &mut Suite<'_>, of: &str, cases: &[(&str, Case)]) -> Result<
     Ok(())
 }
 
-/// `None` where they are not CUDA's.
+/// Devices of this process's ranks; `None` if they are not CUDA's.
 fn devices(suite: &Suite<'_>) -> Option<Devices> {
     let ranks = suite.group().local_ranks().into_iter();
     ranks.map(|rank| suite.group().cuda(rank)).collect()

@@ -1,4 +1,4 @@
-//! The log: a line of JSON for every run, so that runs add up.
+//! Log of runs, a line of JSON each, so that they add up.
 
 use std::fs::{OpenOptions, read_to_string};
 use std::io::Write;
@@ -13,10 +13,10 @@ use super::SoakArgs;
 use super::tally::Tally;
 use crate::group::GroupKind;
 
-/// What the kernels were when this program was built.
+/// Digest of the kernels at the time this program was built.
 const KERNELS: &str = include_str!("../../../gpu/ptx-digest.txt");
 
-/// A run's line.
+/// Line of a run.
 pub fn line(args: &SoakArgs, machine: &str, seeds: Range<u64>, tally: &Tally) -> Value {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut line = json!({
@@ -33,7 +33,7 @@ pub fn line(args: &SoakArgs, machine: &str, seeds: Range<u64>, tally: &Tally) ->
     line
 }
 
-/// Appends a run's line, and says what all of them come to.
+/// Appends a run's line, and prints the rounds of all runs.
 pub fn append(path: &Path, line: &Value) -> Result<()> {
     let name = path.display();
     let mut file = OpenOptions::new()
@@ -54,7 +54,7 @@ fn rounds_of(line: &str) -> u64 {
     line["rounds"].as_u64().unwrap_or(0)
 }
 
-/// A day after 1970-01-01 as the calendar has it (H. Hinnant, "chrono-compatible low-level date algorithms").
+/// Date so many days after 1970-01-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -71,7 +71,7 @@ fn date(days: u64) -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// FNV-1a.
+/// FNV-1a hash.
 fn fnv(text: &str) -> u64 {
     let fold = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, fold)

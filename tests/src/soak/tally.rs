@@ -1,23 +1,23 @@
-//! What was run, by format and size.
+//! Rounds that were run, by format and size.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::Serialize;
 
-/// Where sizes begin, in tokens of the rank that has most.
+/// Starts of the size classes, in tokens of the rank that has most.
 const SIZES: [usize; 7] = [0, 1, 2, 8, 32, 128, 512];
 
 /// Rounds, by format and size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
     seeds: u64,
-    /// By format, then by size as an index.
+    /// Rounds by format, then by index of a size.
     rounds: BTreeMap<String, [u64; SIZES.len()]>,
 }
 
 impl Tally {
-    /// A round of a seed in which no rank has more than `tokens`.
+    /// Counts one round of one seed, in which no rank has more than `tokens`.
     pub fn of_round(format: &str, tokens: usize) -> Self {
         let mut sizes = [0; SIZES.len()];
         sizes[SIZES.partition_point(|&start| start <= tokens) - 1] = 1;
@@ -27,12 +27,12 @@ impl Tally {
         }
     }
 
-    /// The same rounds, of one seed.
+    /// Returns the same rounds as of one seed.
     pub fn of_one_seed(self) -> Self {
         Self { seeds: 1, ..self }
     }
 
-    /// Counts others as well.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.seeds += other.seeds;
         for (format, others) in &other.rounds {
@@ -66,7 +66,7 @@ impl Tally {
             .collect()
     }
 
-    /// For people.
+    /// Table of the rounds.
     pub fn table(&self) -> String {
         let mut text = format!("{:28}", "rounds, by tokens of a rank");
         for size in 0..SIZES.len() {

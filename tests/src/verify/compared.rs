@@ -1,24 +1,23 @@
-//! How much of a round is compared, and what it had.
+//! Extent of a comparison, and the settings of the compared round.
 
 use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
 
 use super::values::SHARED_FACTOR;
 use crate::formats::INPUT_SCALE;
 
-/// How much of a round is compared.
+/// Extent of a comparison, and the settings of the compared round.
 #[derive(Clone, Copy, Debug)]
 pub struct Compared {
-    /// The round has the first tokens of a problem, at most so many of each rank.
+    /// Most tokens of each rank in the round, which has the problem's first ones.
     pub tokens: usize,
-    /// Of these, the values of every so manieth token are compared, and where all of them stand.
+    /// Step between the tokens whose values are compared; the places of all tokens are.
     pub step: usize,
-    /// The global scale that NVFP4 is given.
+    /// Global scale of NVFP4.
     pub input_scale: f32,
-    /// What the shared expert multiplies by, if there is one.
+    /// Factor of the shared expert, if there is one.
     pub shared: Option<f32>,
-    /// Where nothing travels, which part of its own tokens goes to the shared expert on each rank,
-    /// of how many; elsewhere all do. In reduced mode the sums are not rounded on the experts' rank
-    /// then.
+    /// Part of the tokens that goes to the shared expert on each rank if nothing travels (index, number of
+    /// parts); otherwise all do. In reduced mode, the experts' rank then does not round the sums.
     pub part: Option<(usize, usize)>,
 }
 
@@ -40,13 +39,13 @@ impl Compared {
         }
     }
 
-    /// The part of a rank's own tokens that goes to a shared expert, and of how many parts.
+    /// Part of a rank's own tokens that goes to a shared expert: its index, and the number of parts.
     pub fn shared_part(&self) -> (usize, usize) {
         self.part.unwrap_or((0, 1))
     }
 
-    /// What the shared expert answers to the tokens of a rank that are compared, if there is one, for sums
-    /// that are not rounded before it is added.
+    /// Rows of the shared expert, if there is one, for the compared tokens of a rank, to be added to sums
+    /// before they are rounded.
     pub fn shared_rows(&self, problem: &Problem, rank: usize) -> Option<SharedRows> {
         let (factor, input) = (self.shared?, &problem.inputs[rank]);
         let (index, of) = self.shared_part();

@@ -1,4 +1,4 @@
-//! Tensors that Ferry refuses. Nothing was enqueued then: each case ends with a round.
+//! Tensors that Ferry refuses before it enqueues anything: each case ends with a good round.
 
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
@@ -13,7 +13,7 @@ use crate::gpu::Suite;
 use crate::gpu::on_devices::Devices;
 use crate::verify::compare_rows;
 
-/// The text of an error of Ferry's, which must be of tensors or of devices.
+/// Returns the text of an error, which must be about tensors or devices.
 fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {
     match result {
         Err(error @ (Error::Tensor(_) | Error::OtherDevice { .. })) => Ok(error.to_string()),
@@ -22,7 +22,7 @@ fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {
     }
 }
 
-/// Checks that `rank` refuses a dispatch of these tensors with a text that begins so.
+/// Checks that `rank` refuses a dispatch of these tensors with an error that begins with `wanted`.
 fn require_refused(
     rank: &mut Rank,
     tokens: &Tokens<'_>,
@@ -31,11 +31,11 @@ fn require_refused(
 ) -> Result<()> {
     let result = dispatch_of(&mut rank.communicator, tokens, rows);
     let said = refusal(wanted, result)?;
-    ensure!(said.starts_with(wanted), "wanted {wanted}, given {said}");
+    ensure!(said.starts_with(wanted), "wanted {wanted}, got {said}");
     Ok(())
 }
 
-/// The device of `Device::new_cuda` has another default stream on each thread.
+/// Devices of `Device::new_cuda`, which has another default stream on each thread, are refused.
 pub(super) fn stream_on_each_thread(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
     let format = TokenFormat::Bf16;
     let problem = problem(suite.ranks());
@@ -60,7 +60,7 @@ pub(super) fn stream_on_each_thread(suite: &Suite<'_>, devices: &Devices) -> Res
     close(ranks)
 }
 
-/// The communicator serves a round after all of these.
+/// Tensors of wrong types, shapes and memory are refused, and the communicator serves a round afterwards.
 pub(super) fn wrong_tensors(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
     let format = TokenFormat::Bf16;
     let problem = problem(suite.ranks());
@@ -187,7 +187,7 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
     Ok(())
 }
 
-/// A combine that was refused is done again.
+/// Repeats a refused combine with the right rows.
 fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
     let mut results = Vec::new();
@@ -216,7 +216,7 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
     Ok(())
 }
 
-/// Where this process has several.
+/// Tensors of another GPU are refused, if this process has several.
 pub(super) fn other_gpus(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
     let format = TokenFormat::Bf16;
     let problem = problem(suite.ranks());

@@ -1,4 +1,4 @@
-//! Calls that a user makes when one rank's round is enqueued and the others' are not.
+//! Calls that a user makes after one rank's round is enqueued and before the others' are.
 
 use anyhow::{Context, Result};
 use ferry::cuda::CudaDevice;
@@ -8,12 +8,12 @@ use super::super::Suite;
 use super::driver::{self, Memory, Module};
 use super::{Scene, Told, check};
 
-/// Bytes that are allocated or copied.
+/// Bytes to allocate or copy.
 const BYTES: usize = 16 << 20;
 
-/// A call, with what was made for it before the round.
+/// A call, with the resources made for it before the round.
 type Call = Box<dyn FnOnce(&CudaDevice) -> Result<()>>;
-/// Makes what a call needs, and the call.
+/// Makes a call and its resources.
 type Case = fn(&CudaDevice) -> Result<Call>;
 
 const CASES: [(&str, Case); 10] = [
@@ -82,7 +82,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
     )
 }
 
-/// The thread begins to wait when the first rank's kernel is at work; meanwhile the others' are launched.
+/// Waits in a thread from the time the first rank's kernel runs; meanwhile the others' are launched.
 fn in_a_thread(scene: &mut Scene) -> Result<Told> {
     let device = scene.device.clone();
     let wait = move || -> Result<()> {
@@ -95,7 +95,7 @@ fn in_a_thread(scene: &mut Scene) -> Result<Told> {
         std::thread::sleep(super::HEAD_START);
         Ok(())
     })?;
-    let waited = thread.context("the thread was started")?.join();
+    let waited = thread.context("the thread was not started")?.join();
     waited.map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     Ok(ending.into())
 }

@@ -1,27 +1,27 @@
-//! The end that each case must have.
+//! Endings that cases must have.
 
 use anyhow::{Context, Result, ensure};
 
 use super::ending::Ending;
 
-/// End that a round may have.
+/// Ending that a case must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Right,
     Deadline,
-    /// Whatever the driver makes of it: it is written down.
+    /// Any ending, as the driver makes it: it is only recorded.
     Any,
 }
 
 use Expected::{Any, Deadline, Right};
 
-/// Kernels in streams that have a queue each, those of the ranks included.
+/// Kernels in streams with a queue each, those of the ranks included.
 pub(in crate::gpu) const STREAMS_WITH_QUEUES: &str = "kernels wait in other streams, a queue each";
 /// Kernels in streams that share queues.
 pub(in crate::gpu) const STREAMS_BEYOND_QUEUES: &str =
     "kernels wait in other streams, more than there are queues";
 
-/// Cases by name.
+/// Expected endings by case.
 #[rustfmt::skip]
 const EXPECTED: [(&str, Expected); 19] = [
     ("a module is loaded", Any),
@@ -36,7 +36,7 @@ const EXPECTED: [(&str, Expected); 19] = [
     // It waits for the first rank's kernel, which waits for the others'.
     ("the context is synchronised", Deadline),
     ("another thread synchronises the context", Any),
-    // The group has loaded them.
+    // The group has loaded them already.
     ("kernels of a shape are launched for the first time", Right),
     (STREAMS_WITH_QUEUES, Right),
     (STREAMS_BEYOND_QUEUES, Any),
@@ -47,10 +47,10 @@ const EXPECTED: [(&str, Expected); 19] = [
     ("a kernel with an early trigger between dispatch and combine", Right),
 ];
 
-/// An error if a round of this case ended otherwise than it must.
+/// Returns an error if a round of this case ended otherwise than it must.
 pub(in crate::gpu) fn require(name: &str, ending: &Ending) -> Result<()> {
     let found = EXPECTED.iter().find(|(of, _)| *of == name);
-    let (_, expected) = found.with_context(|| format!("{name}: no end is expected"))?;
+    let (_, expected) = found.with_context(|| format!("{name}: no expected ending is listed"))?;
     let is_expected = match expected {
         Right => matches!(ending, Ending::Right(_)),
         Deadline => matches!(ending, Ending::Deadline(_)),
