@@ -71,33 +71,36 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Runs each stage on all ranks before the next one. cuBLASLt loads its kernels with the first products,
-    /// and the driver may wait for an idle GPU to do so: a kernel that waits for a peer whose products are
-    /// still to be loaded would then wait until its deadline.
+    /// Runs a round, and waits for all ranks after each stage. cuBLASLt loads its kernels with the first
+    /// products, and the driver may wait for an idle GPU to do so: a kernel that waits for a peer whose products
+    /// are still to be loaded would then wait until its deadline.
     fn first_round(&mut self) -> Result<()> {
-        let comm = self.ranks[0].comm;
         for (stage, _) in self.settings.stages() {
             if stage == Stage::GateUp {
                 self.ranks.iter_mut().try_for_each(Rank::capture)?;
             }
-            let mut enqueue = || {
-                self.ranks
-                    .iter_mut()
-                    .try_for_each(|rank| rank.enqueue(stage))
-            };
-            match comm {
-                // One thread's calls for several ranks.
-                Some(comm) => comm.grouped(enqueue)?,
-                None => enqueue()?,
-            }
+            self.enqueue_stage(stage)?;
             self.wait()?;
         }
         Ok(())
     }
 
-    /// Enqueues a round on all ranks.
+    /// Enqueues a round on all ranks, stage by stage: on a GPU of several ranks, a graph that waits behind one
+    /// rank's dispatch can hold up another rank's stream, whose dispatch must be in it by then.
     pub fn enqueue(&mut self) -> Result<()> {
-        self.ranks.iter_mut().try_for_each(Rank::enqueue_all)
+        let mut stages = self.settings.stages().into_iter();
+        stages.try_for_each(|(stage, _)| self.enqueue_stage(stage))
+    }
+
+    fn enqueue_stage(&mut self, stage: Stage) -> Result<()> {
+        let comm = self.ranks[0].comm;
+        let mut ranks = self.ranks.iter_mut();
+        let mut enqueue = || ranks.try_for_each(|rank| rank.enqueue(stage));
+        match comm {
+            // One thread's calls for several ranks.
+            Some(comm) => comm.grouped(enqueue),
+            None => enqueue(),
+        }
     }
 
     /// Waits for all ranks.
