@@ -1,4 +1,4 @@
-//! With the feature `cuda`, finds or builds the kernels and says where their PTX lies.
+//! Finds or builds the kernels with the feature `cuda`, and passes on where their PTX is.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

@@ -1,4 +1,4 @@
-//! With the feature `cuda`, builds the probes and says where their PTX lies.
+//! Builds the probes with the feature `cuda`, and passes on where their PTX is.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

@@ -1,4 +1,4 @@
-//! What launches of dispatch and combine do, and why, without running any.
+//! Explanation of launches of dispatch and combine: their tactics and the reasons, without running any.
 //!
 //! The decisions are those of `tactics`, the grids those of the host. Neither is repeated here.
 
@@ -39,7 +39,7 @@ pub struct ExplainArgs {
     /// Token format: bf16, fp8, mxfp8, mxfp4, nvfp4 or nvfp4-row
     #[arg(long, default_value = "bf16")]
     format: TokenFormat,
-    /// How expert outputs come back: reduced or exact
+    /// Mode of combine: reduced or exact
     #[arg(long, default_value = "reduced")]
     mode: CombineMode,
     /// Ranks
@@ -129,7 +129,7 @@ pub fn run(args: &ExplainArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the launches of a case do, and why, for people.
+/// Text for people: the tactics of a case's launches, and the reasons.
 pub fn text(case: &Case) -> Result<String> {
     let mut text = String::new();
     introduce(&mut text, case)?;
@@ -211,7 +211,7 @@ fn tell_dispatch(text: &mut String, case: &Case, phase: Phase) -> Result<()> {
     way_to_experts(text, case, phase)
 }
 
-/// Of a launch that only sends, what differs from the fused one.
+/// Differences between a launch that only sends and the fused one.
 fn way_to_experts(text: &mut String, case: &Case, phase: Phase) -> Result<()> {
     let (steps, fused) = (
         path::of_dispatch(case, phase),

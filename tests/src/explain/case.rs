@@ -9,30 +9,30 @@ use ferry_protocol::tactics::combine::CombineTactics;
 use ferry_protocol::tactics::dispatch::DispatchTactics;
 use ferry_protocol::{Grid, LANES};
 
-/// What decides a launch's tactics. All ranks bring as many tokens.
+/// Inputs of the decision on a launch's tactics. All ranks bring the same number of tokens.
 #[derive(Clone, Copy)]
 pub struct Case {
     common: Common,
     blocks: u32,
 }
 
-/// Why there is no such launch.
+/// Reasons for which there is no such launch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CaseError {
     /// More tokens than planned.
     #[error("tokens is {tokens}, but the plan has at most {most} a rank (max_tokens_per_rank)")]
     TooManyTokens {
-        /// Those of each rank.
+        /// Tokens of each rank.
         tokens: u32,
-        /// The plan's.
+        /// Most tokens of a rank, by the plan.
         most: u32,
     },
     /// More ranks on a GPU than there are.
     #[error("ranks-per-gpu is {ranks_per_gpu}, but there are {ranks} ranks")]
     MoreThanRanks {
-        /// Those of a GPU.
+        /// Ranks of a GPU.
         ranks_per_gpu: u32,
-        /// Those of the group.
+        /// Ranks of the group.
         ranks: u32,
     },
     /// Nodes with different numbers of ranks.
@@ -64,7 +64,7 @@ impl Case {
         })
     }
 
-    /// What the kernels are given: the shape, this rank's tokens, and what follows from both.
+    /// Arguments of the kernels: the shape, this rank's tokens, and values derived from both.
     pub const fn common(&self) -> &Common {
         &self.common
     }
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// What dispatch learns of all sources.
+    /// Rows of all sources, as dispatch learns them.
     pub fn extent(&self) -> Extent {
         Extent {
             tokens: self.common.tokens,
@@ -90,7 +90,7 @@ impl Case {
         }
     }
 
-    /// What a launch that dispatches does, in `phase`.
+    /// Tactics of a launch that dispatches in `phase`.
     pub fn dispatch(&self, phase: Phase) -> DispatchTactics {
         let grid = self.grid(dispatch_kernel(phase));
         DispatchTactics::decide(
@@ -102,7 +102,7 @@ impl Case {
         )
     }
 
-    /// What a launch of combine does.
+    /// Tactics of a launch of combine.
     pub fn combine(&self) -> CombineTactics {
         let (grid, spans_nodes) = (self.grid(Kernel::Combine), self.common.shape.spans_nodes());
         CombineTactics::decide(

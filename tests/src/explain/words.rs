@@ -3,7 +3,7 @@
 use ferry::CombineMode;
 use ferry_protocol::tactics::{Numbering, Split, Wire};
 
-/// How rows travel.
+/// Name of a way in which rows travel.
 pub const fn wire(wire: Wire) -> &'static str {
     match wire {
         Wire::Inline => "inline flags",
@@ -13,7 +13,7 @@ pub const fn wire(wire: Wire) -> &'static str {
     }
 }
 
-/// How assignments are numbered.
+/// Name of a way to number assignments.
 pub const fn numbering(numbering: Numbering) -> &'static str {
     match numbering {
         Numbering::InBlock => "in the block",
@@ -21,7 +21,7 @@ pub const fn numbering(numbering: Numbering) -> &'static str {
     }
 }
 
-/// How warps share the work.
+/// Name of a way in which warps share the work.
 pub const fn split(split: Split) -> &'static str {
     match split {
         Split::Shared => "shared",
@@ -32,7 +32,7 @@ pub const fn split(split: Split) -> &'static str {
     }
 }
 
-/// How expert outputs come back.
+/// Name of a mode of combine.
 pub const fn mode(mode: CombineMode) -> &'static str {
     match mode {
         CombineMode::Reduced => "reduced",

@@ -72,8 +72,8 @@ impl Layer {
     }
 
     /// Runs a round, and waits for all ranks after each stage. cuBLASLt loads its kernels with the first
-    /// products, and the driver may wait for an idle GPU to do so: a kernel that waits for a peer whose products
-    /// are still to be loaded would then wait until its deadline.
+    /// products, for which the driver may wait until the GPU is idle: a kernel that waits for a peer whose
+    /// products are still to be loaded would then wait until its deadline.
     fn first_round(&mut self) -> Result<()> {
         for (stage, _) in self.settings.stages() {
             if stage == Stage::GateUp {
@@ -85,7 +85,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Enqueues a round on all ranks, stage by stage: on a GPU of several ranks, a graph that waits behind one
+    /// Enqueues a round on all ranks, stage by stage: on a GPU of several ranks, a graph that waits for one
     /// rank's dispatch can hold up another rank's stream, whose dispatch must be in it by then.
     pub fn enqueue(&mut self) -> Result<()> {
         let mut stages = self.settings.stages().into_iter();
