@@ -143,7 +143,8 @@ impl DamagedCase {
         Ok(goes_on)
     }
 
-    /// Damages the windows of all ranks that are there. Gives how many.
+    /// Damages the windows of the ranks that are present; if none is absent, skips one in four. Returns the
+    /// number of windows damaged.
     fn damage(
         &self,
         guarded: &GuardedGroup,

@@ -45,8 +45,8 @@ enum Call {
     Combine,
 }
 
-/// Writes the page and the charts, or with `check` fails if they are stale. Of records of one day
-/// and of as many GPUs, one of `files` counts, else the one that the page names.
+/// Writes the page and the charts, or with `check` fails if they are stale. Among records of one
+/// day and number of GPUs, one of `files` counts, else the one that the page names.
 pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
     if check {
         if let Some(complaint) = complaint(root)? {

@@ -144,8 +144,8 @@ impl Kernel {
         }
     }
 
-    /// Bytes of shared memory for the pipelines of a block's warps, if the kernel uses them: from sm_90 on,
-    /// without peers on other nodes. The host passes them at launch.
+    /// Bytes of dynamic shared memory for the pipelines of a block's warps, which the host passes at launch;
+    /// 0 for kernels without pipelines. Used from sm_90 on, without peers on other nodes.
     pub const fn pipeline_bytes(self) -> u32 {
         match self {
             Self::Combine

@@ -3,8 +3,8 @@
 use crate::ptx::memory::{self, Vector, WARP_BYTES};
 use crate::ptx::number;
 
-/// Bytes from a lane's first vector of a tile to another one, which are part of the instructions, and the
-/// place of that one in the row, if the tile begins at `start`.
+/// Offset in bytes of a lane's vector `index` from its first one in the tile, which becomes an immediate of
+/// the instruction, and its offset in the row, if the lane's first one is at `start`.
 #[inline(always)]
 fn vector(index: usize, start: u32) -> (u64, u32) {
     let before = index as u32 * WARP_BYTES;

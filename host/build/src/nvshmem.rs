@@ -17,7 +17,8 @@ use crate::wheel::{Wheel, site_packages};
 /// Version of the linked device code, which the host library must match.
 const NVSHMEM_VERSION: (u32, u32, u32) = (3, 4, 5);
 
-/// NVSHMEM functions that kernels call. Nothing else of NVSHMEM gets into the PTX.
+/// NVSHMEM functions that kernels call. All that they do not need, but for the device state, is stripped
+/// from the bitcode.
 pub const DEVICE_FUNCTIONS: [&str; 3] = [
     "nvshmemx_putmem_signal_nbi_warp",
     "nvshmemx_signal_op",

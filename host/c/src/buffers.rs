@@ -68,8 +68,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_new(
     })
 }
 
-/// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for the experts. Not
-/// collective. Does not synchronise.
+/// Writes the buffers' tensors to `output`, for ferry_dispatch and for the experts. Set output->size first.
+/// Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_dispatch_buffers_output(
     buffers: *const ferry_dispatch_buffers,

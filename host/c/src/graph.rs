@@ -107,7 +107,7 @@ unsafe fn capture(
 }
 
 /// # Safety
-/// None is needed: nothing is read.
+/// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "cuda"))]
 unsafe fn capture(
     _: &Device,

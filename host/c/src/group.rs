@@ -346,7 +346,7 @@ unsafe fn node(
 }
 
 /// # Safety
-/// None is needed: nothing is read.
+/// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "cuda"))]
 unsafe fn node(_: *const ferry_bootstrap, _: usize, _: &Given<'_>) -> Result<Group, Failure> {
     Err(Failure::not_built("cuda"))
@@ -381,7 +381,7 @@ unsafe fn nvshmem(
 }
 
 /// # Safety
-/// None is needed: nothing is read.
+/// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "nvshmem"))]
 unsafe fn nvshmem(
     _: *const ferry_bootstrap,

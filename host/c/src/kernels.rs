@@ -142,7 +142,7 @@ unsafe fn from_ptx(
 }
 
 /// # Safety
-/// None is needed: nothing is read.
+/// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "cuda"))]
 unsafe fn from_ptx(_: *const c_char, _: usize, _: *mut *mut ferry_kernels) -> Result<(), Failure> {
     Err(Failure::not_built("cuda"))

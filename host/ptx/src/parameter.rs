@@ -23,8 +23,8 @@ pub(crate) fn parameters(after_name: &str) -> Vec<Parameter> {
     list.split(',').map(parameter).collect()
 }
 
-/// Reads `.param .align 8 .b8 name[336]`, or `.param .u64 .ptr .align 1 name`, whose `.align` is its
-/// target's.
+/// Reads `.param .align 8 .b8 name[336]`, or `.param .u64 .ptr .align 1 name`, whose `.align` is that
+/// of the memory it points to.
 fn parameter(text: &str) -> Parameter {
     let words = || text.split_whitespace();
     let declared = words().next_back().unwrap_or_default();

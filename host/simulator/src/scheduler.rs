@@ -71,7 +71,7 @@ pub struct World {
     steps: u64,
     /// Sum of all versions when every idle warp was last woken.
     woken_at: u64,
-    /// Start of the wait for a launch or a deadline, less the part that the clock has counted already.
+    /// Start of the wait for a launch or a deadline; moves on whenever the clock counts the time since then.
     idle_since: Option<Instant>,
 }
 

@@ -5,7 +5,7 @@ use rand::Rng;
 use crate::memory::rank_of;
 use crate::shared::Shared;
 
-/// Most writes in a store buffer before it must drain.
+/// Maximum number of writes in a store buffer; a full one drains.
 const BUFFERED: usize = 48;
 
 /// A write that is not visible yet.

@@ -195,7 +195,7 @@ pub(crate) fn gather_numbers(bootstrap: &mut dyn Bootstrap, value: u64) -> Resul
     all.into_iter().enumerate().map(number).collect()
 }
 
-/// Returns the `bytes` of every rank, which must be as many as there are ranks. Collective.
+/// Gathers the `bytes` of every rank; an error unless there is one entry for each. Collective.
 fn gather(bootstrap: &mut dyn Bootstrap, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let all = bootstrap.all_gather(bytes)?;
     let (given, ranks) = (all.len(), bootstrap.ranks());

@@ -11,8 +11,8 @@ use ferry_protocol::{Grid, WarpPosition};
 
 use super::case::{Case, dispatch_kernel};
 
-/// More ranges of multiprocessors than these are only counted.
-const MOST_RANGES: usize = 4;
+/// Number of ranges from which on their multiprocessors are counted rather than listed.
+const COUNTED_FROM: usize = 4;
 
 /// The warps of a launch that have a role.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl fmt::Display for Role {
         match (busy.len(), ranges.len()) {
             (0, _) => Ok(()),
             (all, _) if all == *blocks as usize => write!(f, ", on all {all} SMs"),
-            (some, MOST_RANGES..) => write!(f, ", on {some} of {blocks} SMs"),
+            (some, COUNTED_FROM..) => write!(f, ", on {some} of {blocks} SMs"),
             _ => write!(f, ", on SMs {}", ranges.join(", ")),
         }
     }

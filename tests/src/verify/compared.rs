@@ -8,7 +8,7 @@ use crate::formats::INPUT_SCALE;
 /// Extent of a comparison, and the settings of the compared round.
 #[derive(Clone, Copy, Debug)]
 pub struct Compared {
-    /// Most tokens of each rank in the round, which has the problem's first ones.
+    /// Maximum number of tokens of a rank; a round has the first ones of the problem.
     pub tokens: usize,
     /// Step between the tokens whose values are compared; the places of all tokens are.
     pub step: usize,

@@ -46,7 +46,8 @@ fn told(format: TokenFormat, change: impl FnOnce(&mut RankOutputs)) -> String {
     text(Oracle::new(&problem(), &SCALE, format).verify(MODE, true, &outputs))
 }
 
-/// The bytes of every output of dispatch and combine. A new field does not compile until its tensor is here.
+/// The bytes of every output of dispatch and combine. Destructured without `..`, so that a new field does not
+/// compile until its tensor is here.
 fn every_output(outputs: &mut RankOutputs) -> [(&'static str, &mut [u8]); 9] {
     let RankOutputs {
         rank: _,

@@ -275,7 +275,7 @@ impl Source {
         self.functions.iter().find(|function| function.name == name)
     }
 
-    /// Functions whose names do not count, as indices.
+    /// Indices of the functions that are compared by content, not by name.
     fn free(&self) -> Vec<usize> {
         (0..self.functions.len())
             .filter(|&index| self.functions[index].is_free())

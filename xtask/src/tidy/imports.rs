@@ -109,8 +109,8 @@ struct ModuleFile {
     path: String,
     /// All paths that it names, unresolved.
     paths: Vec<Vec<String>>,
-    /// Names that it re-exports, with their paths.
-    hands_on: BTreeMap<String, Vec<String>>,
+    /// Re-exported names with their paths.
+    reexports: BTreeMap<String, Vec<String>>,
 }
 
 impl Crate {
@@ -134,7 +134,7 @@ impl Crate {
                     let module = ModuleFile {
                         path: path.into(),
                         paths: paths.named,
-                        hands_on: paths.hands_on,
+                        reexports: paths.reexports,
                     };
                     // Of two roots the library's, which is listed first.
                     library.files.entry(module_of(path)).or_insert(module);
@@ -177,7 +177,7 @@ impl Crate {
                 (at, rest) = (inner, after);
                 continue;
             }
-            let handed_on = self.files.get(&at)?.hands_on.get(name);
+            let handed_on = self.files.get(&at)?.reexports.get(name);
             if let (Some(target), true) = (handed_on, hops > 0) {
                 let target: Vec<_> = target.iter().chain(after).cloned().collect();
                 if let Some(file) = self.file_of(&at, &target, hops - 1) {
@@ -228,7 +228,7 @@ fn module_of(path: &str) -> Module {
 #[derive(Default)]
 struct Paths {
     named: Vec<Vec<String>>,
-    hands_on: BTreeMap<String, Vec<String>>,
+    reexports: BTreeMap<String, Vec<String>>,
 }
 
 impl Paths {
@@ -261,7 +261,7 @@ impl Paths {
 
     fn used(&mut self, path: Vec<String>, name: String, is_handed_on: bool) {
         if is_handed_on {
-            self.hands_on.insert(name, path.clone());
+            self.reexports.insert(name, path.clone());
         }
         self.named.push(path);
     }

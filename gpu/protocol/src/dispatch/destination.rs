@@ -10,8 +10,9 @@ use crate::sync::launch::Launch;
 use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 
-/// Takes the header of an item with inline flags and re-arms it: `words` are those of its assignments. The
-/// first part's are put where combine reads them, with the weights.
+/// Waits until the header of an item with inline flags is there, and re-arms it. `words` are the words of its
+/// assignments, complete afterwards. Copies those of an item's first part to the place from which combine
+/// reads them, with the weights.
 #[inline(always)]
 fn take_header<M: Machine>(
     launch: &Launch<M>,

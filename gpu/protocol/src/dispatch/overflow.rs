@@ -85,7 +85,7 @@ fn rows_with_blocks<M: Machine>(launch: &Launch<M>, args: &DispatchArgs, groups:
     end
 }
 
-/// Ends groups at row `most` that end or begin later.
+/// Clamps the offsets of groups to row `most`.
 #[inline(always)]
 fn cut_offsets<M: Machine>(launch: &Launch<M>, groups: u32, most: u32) {
     let machine = launch.machine;

@@ -222,8 +222,8 @@ impl BlockNumbering {
         })
     }
 
-    /// The position of an assignment for `expert`, whose row is `row` if this rank has that expert; marked if
-    /// it does not fit in the outputs. For one lane.
+    /// Output position of an assignment: `row`, marked if it does not fit in the outputs; not routed if this
+    /// rank does not have `expert`. For one lane.
     #[inline(always)]
     fn position<M: Machine>(
         self,

@@ -12,9 +12,9 @@ pub struct TimedOut {
 pub enum Miss {
     /// It did not arrive.
     TimedOut(TimedOut),
-    /// It belongs outside the outputs.
+    /// The row or its scales would lie outside the outputs.
     OutOfBounds {
-        /// Its position there.
+        /// Output row.
         position: u32,
     },
 }

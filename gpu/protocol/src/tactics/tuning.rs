@@ -15,11 +15,11 @@ pub const SENDER_HALF_FROM_BYTES: u32 = 3584;
 /// of notifiers starts first. measured: T-068, H200.
 pub const WARPS_PER_NOTIFIER: u32 = 4;
 
-/// Warps of a launch from which on combine can spare more reducers: the others fill the wire.
+/// Combine uses more reducers in launches with more warps than this, as the others fill the wire.
 /// measured: T-005, H200.
 pub const MORE_REDUCERS_FROM_WARPS: u32 = 1056;
 
-/// Items a warp from which on combine sends them in batches. measured: T-065, H200.
+/// Items per sending warp from which on combine sends them in batches. measured: T-065, H200.
 pub const BATCH_FROM_ITEMS_PER_WARP: u32 = 32;
 
 /// Most warps that may poll all words of their rows repeatedly: the polls of more warps would slow down the

@@ -86,8 +86,8 @@ impl Place {
         }
     }
 
-    /// Whether both are on one machine. The boot decides if both know theirs: it is the same in all
-    /// containers of a machine, whose names differ.
+    /// Whether both are on one machine: their boot identifiers are equal, which all containers of a machine
+    /// share, or neither has one and their host names are equal.
     fn shares_node(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.gpu.machine, &other.gpu.machine);
         ours == theirs && (!ours.is_empty() || self.host == other.host)

@@ -209,8 +209,7 @@ impl SmallBatch {
         )
     }
 
-    /// The rank of an assignment within its expert, which exists: the number of assignments before it for
-    /// that expert. After the numbering. For one lane.
+    /// Number of assignments for `expert`, a valid one, before this one. After the numbering. For one lane.
     #[inline(always)]
     pub fn expert_index<M: Machine>(self, machine: &M, index: u32, expert: u32) -> u32 {
         debug_assert!(index < self.assignments, "assignment {index}");
