@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 ///
 /// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it
 /// to the sums in f32 before they are rounded, and with --skip-a2a to rank r's part; after the shared row, of
-/// which README, "Options", says when the sum was rounded before. With
+/// which the guide, "Options", says when the sum was rounded before. With
 /// --late-weights the weights are not given to dispatch: combine is given that of each row, on the
 /// rank of the row's expert.
 ///

@@ -243,6 +243,8 @@ fn other_calls_do_not_renew_the_patience() {
             // Far more often than the patience is long.
             while is_done.recv_timeout(Duration::from_millis(20)).is_err() {
                 assert_eq!(other.check().unwrap(), None);
+                // Asks the simulating thread. In the end it says that a peer gave up.
+                let _ = other.synchronize(STREAM);
             }
         });
         let outcome = ranks[0].synchronize(STREAM);

@@ -45,6 +45,7 @@ fn check(suite: &Suite<'_>, format: TokenFormat) -> Result<Outcome> {
     }
     let mut layer = Layer::new(group, settings, &streams, &[])?;
     let first = layer.error(4)?;
+    layer.forget()?;
     layer.enqueue()?;
     layer.wait()?;
     let (error, bar) = (layer.error(4)?, settings.bar());

@@ -158,6 +158,23 @@ impl LocalRank {
         self.slots[0].answer(&*self.device, &answers)
     }
 
+    /// Puts the experts' answers to the BF16 rows that were received, so that a wrong row shows in the sums,
+    /// too. `shared`: the shared expert's factor.
+    pub(super) fn answer_received(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
+        let (output, hidden) = (&self.slots[0].output, self.settings.config.hidden);
+        let offsets: Vec<u32> = self.device.download_tensor(&output.row_offsets)?;
+        let mut rows: Vec<bf16> = self.device.download_tensor(&output.tokens)?;
+        let local_experts = offsets.len() - 1 - usize::from(shared.is_some());
+        let factors = shared.iter().chain(&scale[self.number() * local_experts..]);
+        for (pair, factor) in offsets.windows(2).zip(factors) {
+            let rows = rows.get_mut(pair[0] as usize * hidden..pair[1] as usize * hidden);
+            for x in rows.into_iter().flatten() {
+                *x = ferry_reference::round_to_bf16(x.to_f32() * factor);
+            }
+        }
+        self.slots[0].answer(&*self.device, &rows)
+    }
+
     /// Gives combines from now on the router's weights of the experts' rows.
     pub(super) fn give_row_weights(
         &mut self,

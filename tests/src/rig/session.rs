@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ferry::{Capacity, Communicator, DevicePtr, Error, Group, InputFault, Plan, Round, Stream};
+use ferry::{
+    Capacity, Communicator, DevicePtr, Error, Group, InputFault, Plan, Round, Stream, TokenFormat,
+};
 use ferry_reference::{Problem, bf16};
 
 use super::local_rank::LocalRank;
@@ -91,10 +93,17 @@ impl Session {
     /// Runs the stand-in for the experts on all local ranks, whose dispatches have ended: see
     /// [`round`](Self::round). Synchronises.
     pub fn run_experts(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
-        let placements = Placement::of_config(problem, &self.settings.config, self.shared_factor);
+        let config = &self.settings.config;
+        let shared = config.shared_expert.then_some(self.shared_factor);
+        let placements = Placement::of_config(problem, config, self.shared_factor);
         for rank in &mut self.ranks {
             let placement = &placements[rank.number()];
-            rank.answer(problem, scale, placement)?;
+            // Rows of other formats go through a matrix multiplication first.
+            if config.format == TokenFormat::Bf16 {
+                rank.answer_received(scale, shared)?;
+            } else {
+                rank.answer(problem, scale, placement)?;
+            }
             if self.late_weights {
                 rank.give_row_weights(problem, placement)?;
             }

@@ -75,6 +75,8 @@ fn time(
     let ranks = layer.ranks.iter_mut();
     let calls = ranks.map(|rank| |stage: usize, _iteration: u32| rank.enqueue(stages[stage].0));
     let timed = rig.time(repeats, &starts, calls.collect())?;
+    layer.wait()?;
+    layer.forget()?;
     let ranks = layer.ranks.iter_mut();
     let calls = ranks.map(|rank| |_stage: usize, _iteration: u32| rank.enqueue_all());
     let whole = rig.time(repeats, &[Start::Aligned], calls.collect())?;

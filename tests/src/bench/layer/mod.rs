@@ -103,6 +103,11 @@ impl Layer {
         }
     }
 
+    /// Fills results with NaN, so that a round which writes nothing shows. Synchronises.
+    pub fn forget(&self) -> Result<()> {
+        self.ranks.iter().try_for_each(Rank::forget)
+    }
+
     /// Waits for all ranks.
     pub fn wait(&self) -> Result<()> {
         self.ranks.iter().try_for_each(Rank::wait)

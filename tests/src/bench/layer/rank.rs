@@ -411,6 +411,14 @@ impl Rank {
         unsafe { comm.reduce_scatter(sums.at, self.y.at, self.stream) }
     }
 
+    /// Fills the experts' rows and the results with NaN.
+    pub fn forget(&self) -> Result<()> {
+        for tensor in [self.expert_rows, self.y] {
+            self.device.fill(tensor.at, 0xff, tensor.bytes())?;
+        }
+        Ok(())
+    }
+
     /// Waits for the stream, and fails if a kernel has met a fault.
     pub fn wait(&self) -> Result<()> {
         if let Some(fault) = self.communicator.synchronize(self.stream)? {
