@@ -688,8 +688,8 @@ ferry_status ferry_dispatch_buffers_new(const ferry_device *device,
                                         const ferry_capacity *capacity,
                                         ferry_dispatch_buffers **buffers);
 
-// Fills `output`, whose size is set, with the tensors, for ferry_dispatch and for the experts. Not
-// collective. Does not synchronise.
+// Writes the buffers' tensors to `output`, for ferry_dispatch and for the experts. Set output->size first.
+// Not collective. Does not synchronise.
 ferry_status ferry_dispatch_buffers_output(const ferry_dispatch_buffers *buffers,
                                            ferry_dispatch_output *output);
 
