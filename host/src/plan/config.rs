@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry_layout::{CombineMode, TokenFormat};
+use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 
 /// Sizes and behavior of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
@@ -71,6 +71,23 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
+    /// Layout of the rows that dispatch leaves on the experts' rank. All but
+    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes one
+    /// row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub receive: ReceiveLayout,
+    /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
+    /// rows as they came, rather than `[rows, hidden / 128]`. By expert they always are, and this is false.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub transposed_scales: bool,
+    /// Whether dispatch writes zeros to the payload and scales of rows without a token, in
+    /// [`ReceiveLayout::Strided`] only. Otherwise they keep their bits.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub clear_absent: bool,
+    /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that keeps
+    /// rows as they came: `CombineInput::received_weights` to `CombineOutput::weights`.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub combine_weights: bool,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
     /// ([`DispatchOutput`](crate::DispatchOutput)). That group does not travel. Outputs have
@@ -133,7 +150,7 @@ const fn deadline() -> Duration {
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
-    /// [`CombineMode::Reduced`], no shared expert, a deadline of 10 seconds, no debug checks, all
+    /// [`CombineMode::Reduced`], rows by expert, no shared expert, a deadline of 10 seconds, no debug checks, all
     /// multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape (`specialise`
     /// is false), and none with options.
     pub const fn new(
@@ -150,6 +167,10 @@ impl Config {
             p2p_world_size: None,
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
+            receive: ReceiveLayout::ByExpert,
+            transposed_scales: false,
+            clear_absent: false,
+            combine_weights: false,
             shared_expert: false,
             deadline: deadline(),
             debug_checks: false,

@@ -6,8 +6,8 @@ pub(crate) mod config;
 use std::time::Duration;
 
 use ferry_layout::{
-    AssignmentWords, CombineMode, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank,
-    Shape, SharedTokens, Window, Workspace, scale_placement,
+    AssignmentWords, CombineMode, Common, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K,
+    Rank, Shape, SharedTokens, Window, Workspace, scale_placement,
 };
 
 use crate::error::{Error, PlanError, Problem};
@@ -254,12 +254,17 @@ impl Plan {
 
     /// Bytes of each rank's receive window.
     pub const fn window_bytes(&self) -> u64 {
-        Window::of(&self.shape).bytes
+        Window::with(&self.shape, self.config.combine_weights).bytes
     }
 
     /// Bytes of each rank's private workspace.
     pub const fn workspace_bytes(&self) -> u64 {
-        Workspace::of(&self.shape).bytes
+        Workspace::of(&self.shape).bytes_for(&self.shape, self.config.receive)
+    }
+
+    /// Kernel arguments that follow from the plan; all others are zero.
+    pub(crate) fn common(&self) -> Common {
+        Common::with(&self.shape, self.config.combine_weights)
     }
 
     /// The deadline in nanoseconds.
