@@ -113,7 +113,7 @@ impl LocalRank {
         tensors.combined = self.slots[turn.into].combined;
         resize(&mut tensors.combined, rows);
         if turn.returns {
-            tensors.expert_rows.expert_rows = tensors.output.tokens;
+            tensors.expert_rows.expert_rows = tensors.output.tokens.expect("rows by expert");
         }
         let capacity = self.settings.capacity.rows;
         tensors.expert_rows.row_weights =
@@ -162,8 +162,13 @@ impl LocalRank {
     /// too. `shared`: the shared expert's factor.
     pub(super) fn answer_received(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
         let (output, hidden) = (&self.slots[0].output, self.settings.config.hidden);
-        let offsets: Vec<u32> = self.device.download_tensor(&output.row_offsets)?;
-        let mut rows: Vec<bf16> = self.device.download_tensor(&output.tokens)?;
+        let by_expert = "rows by expert";
+        let offsets: Vec<u32> = self
+            .device
+            .download_tensor(&output.row_offsets.expect(by_expert))?;
+        let mut rows: Vec<bf16> = self
+            .device
+            .download_tensor(&output.tokens.expect(by_expert))?;
         let local_experts = offsets.len() - 1 - usize::from(shared.is_some());
         let factors = shared.iter().chain(&scale[self.number() * local_experts..]);
         for (pair, factor) in offsets.windows(2).zip(factors) {

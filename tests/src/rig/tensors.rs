@@ -223,6 +223,10 @@ impl Tensors {
 pub const fn resize(combined: &mut CombineOutput, rows: usize) {
     match combined {
         CombineOutput::Summed(sums) => sums.dims[0] = rows,
+        CombineOutput::Weighted { combined, weights } => {
+            combined.dims[0] = rows;
+            weights.dims[0] = rows;
+        }
         CombineOutput::Apart(apart) => apart.dims[0] = rows,
     }
 }

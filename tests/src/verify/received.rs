@@ -53,7 +53,11 @@ impl Received {
         output: &DispatchOutput,
         format: TokenFormat,
     ) -> Result<Self, Error> {
-        let [rows, hidden] = output.tokens.dims;
+        let by_expert = "rows by expert";
+        let tokens = output.tokens.expect(by_expert);
+        let row_offsets = output.row_offsets.expect(by_expert);
+        let expert_ids = output.expert_ids.expect(by_expert);
+        let [rows, hidden] = tokens.dims;
         let (scales, offsets, scale_blocks) = match output.scales {
             None => (None, None, 0),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
@@ -66,10 +70,14 @@ impl Received {
         let layout = Layout {
             format,
             hidden,
-            capacity: Capacity { rows, scale_blocks },
+            capacity: Capacity {
+                rows,
+                scale_blocks,
+                ..Capacity::default()
+            },
         };
-        let tokens = rows * layout.row_bytes();
-        let experts = output.expert_ids.elements();
+        let token_bytes = rows * layout.row_bytes();
+        let experts = expert_ids.elements();
         let scales = scales.map(|at| download(device, at, layout.scales_bytes()));
         let offsets = offsets.map(|tensor| download(device, tensor.at, tensor.elements()));
         let row_scales = output
@@ -77,12 +85,12 @@ impl Received {
             .map(|tensor| download(device, tensor.at, rows));
         Ok(Self {
             layout,
-            tokens: download(device, output.tokens.at, tokens)?,
+            tokens: download(device, tokens.at, token_bytes)?,
             scales: scales.transpose()?.unwrap_or_default(),
             scales_offsets: offsets.transpose()?.unwrap_or_default(),
             row_scales: row_scales.transpose()?.unwrap_or_default(),
-            row_offsets: download(device, output.row_offsets.at, output.row_offsets.elements())?,
-            expert_ids: download(device, output.expert_ids.at, experts)?,
+            row_offsets: download(device, row_offsets.at, row_offsets.elements())?,
+            expert_ids: download(device, expert_ids.at, experts)?,
             src_info: download(device, output.src_info.at, rows)?,
         })
     }
