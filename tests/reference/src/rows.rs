@@ -112,38 +112,38 @@ impl ReceivedRows {
         }
     }
 
-    /// Puts the bytes of each token into a tensor `[rows, width]`. `bytes` are a token's, given its source
-    /// rank and its number there. Rows without a token keep their bytes, or are cleared.
+    /// Puts the bytes of each row with a token into a tensor `[rows, width]`: what `bytes` returns for the
+    /// row. Rows without a token keep their bytes, or are cleared.
     pub fn write(
         &self,
         tensor: &mut [u8],
         width: usize,
         clear: bool,
-        bytes: impl Fn(usize, usize) -> Vec<u8>,
+        bytes: impl Fn(usize) -> Vec<u8>,
     ) {
         assert_eq!(tensor.len(), self.tokens.len() * width, "tensor: bytes");
         for (row, token) in self.tokens.iter().enumerate() {
             let place = &mut tensor[row * width..(row + 1) * width];
-            match *token {
-                Some((source, token)) => place.copy_from_slice(&bytes(source, token)),
+            match token {
+                Some(_) => place.copy_from_slice(&bytes(row)),
                 None if clear => place.fill(0),
                 None => {}
             }
         }
     }
 
-    /// Does the same in a tensor of f32 `[columns, rows]`: a token's bytes are a column of it.
+    /// Does the same in a tensor of f32 `[columns, rows]`, in which a row's bytes are a column.
     pub fn write_transposed(
         &self,
         tensor: &mut [u8],
         columns: usize,
         clear: bool,
-        bytes: impl Fn(usize, usize) -> Vec<u8>,
+        bytes: impl Fn(usize) -> Vec<u8>,
     ) {
         let rows = self.tokens.len();
         assert_eq!(tensor.len(), 4 * columns * rows, "tensor: bytes");
         for (row, token) in self.tokens.iter().enumerate() {
-            let bytes = token.map(|(source, token)| bytes(source, token));
+            let bytes = token.map(|_| bytes(row));
             for column in 0..columns {
                 let place = &mut tensor[4 * (column * rows + row)..][..4];
                 match &bytes {
@@ -290,7 +290,7 @@ pub(crate) mod tests {
     #[test]
     fn rows_without_a_token_keep_their_bytes_or_are_cleared() {
         let rows = receive_rows(&problem(), 1, RowNumbers::Strided { max_tokens: 3 });
-        let bytes = |source: usize, token: usize| vec![(10 * source + token) as u8; 2];
+        let bytes = |row: usize| vec![row as u8; 2];
         let mut tensor = [9; 12];
         rows.write(&mut tensor, 2, false, bytes);
         assert_eq!(tensor, [9, 9, 1, 1, 2, 2, 9, 9, 9, 9, 9, 9]);
@@ -301,11 +301,11 @@ pub(crate) mod tests {
     #[test]
     fn transposed_columns_are_the_rows() {
         let rows = receive_rows(&problem(), 1, RowNumbers::Compact { capacity: 3 });
-        let bytes = |_, token| (0..8).map(|byte| (10 * token + byte) as u8).collect();
+        let bytes = |row| (0..8).map(|byte| (10 * row + byte) as u8).collect();
         let mut tensor = [9; 24];
         rows.write_transposed(&mut tensor, 2, false, bytes);
-        assert_eq!(tensor[..12], [10, 11, 12, 13, 20, 21, 22, 23, 9, 9, 9, 9]);
-        assert_eq!(tensor[12..], [14, 15, 16, 17, 24, 25, 26, 27, 9, 9, 9, 9]);
+        assert_eq!(tensor[..12], [0, 1, 2, 3, 10, 11, 12, 13, 9, 9, 9, 9]);
+        assert_eq!(tensor[12..], [4, 5, 6, 7, 14, 15, 16, 17, 9, 9, 9, 9]);
     }
 
     #[test]
