@@ -30,13 +30,25 @@ pub fn settle<M: Machine>(
         return false;
     }
     let machine = launch.machine;
-    let (region, wanted, saw) = match lacks_rows {
-        true => (Region::Output, args.row_capacity, rows),
-        false => (Region::ScaleBlocks, args.block_capacity, blocks),
-    };
-    // Recorded in addition to the one input fault of a round: results lack rows, and the user must learn of
-    // it.
-    machine.lanes(|lane| {
+    match lacks_rows {
+        true => report(launch, Region::Output, args.row_capacity, rows),
+        false => report(launch, Region::ScaleBlocks, args.block_capacity, blocks),
+    }
+    // Each lane reads words that other lanes wrote.
+    machine.converge();
+    let mut most = args.row_capacity as u32;
+    if is_tiled {
+        most = most.min(rows_with_blocks(launch, args, groups));
+    }
+    cut_offsets(launch, groups, most);
+    true
+}
+
+/// Records that `region` has room for `wanted`, and that `saw` arrived: in addition to the one input fault of
+/// a round, as results lack rows, and the user must learn of it.
+#[inline(always)]
+pub fn report<M: Machine>(launch: &Launch<M>, region: Region, wanted: u64, saw: u32) {
+    launch.machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {
                 region,
@@ -47,14 +59,6 @@ pub fn settle<M: Machine>(
             launch.record(FaultKind::OutputTooSmall, fault);
         }
     });
-    // Each lane reads words that other lanes wrote.
-    machine.converge();
-    let mut most = args.row_capacity as u32;
-    if is_tiled {
-        most = most.min(rows_with_blocks(launch, args, groups));
-    }
-    cut_offsets(launch, groups, most);
-    true
 }
 
 /// Rows before the first one whose block of scales does not fit in the outputs.
