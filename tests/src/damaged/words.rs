@@ -11,6 +11,8 @@ use crate::rig::Dice;
 pub struct Damage<'a> {
     /// Shape of the communicator.
     pub shape: &'a Shape,
+    /// Layout of the window.
+    pub window: Window,
     /// The round that is to be damaged.
     pub epoch: u64,
     /// Tokens of each rank in it.
@@ -58,7 +60,7 @@ impl Damage<'_> {
 
     /// Signals of this round, with values that are mostly possible. Without `fresh` some of them.
     fn signals(&mut self, fresh: bool) {
-        let window = Window::of(self.shape);
+        let window = self.window;
         let one_in = if fresh {
             1
         } else {
@@ -102,7 +104,7 @@ impl Damage<'_> {
     fn headers(&mut self) {
         let (shape, window, row) = (
             self.shape,
-            Window::of(self.shape),
+            self.window,
             DispatchRow::of(self.shape),
         );
         for source in (0..shape.ranks).map(Rank) {
@@ -145,7 +147,7 @@ impl Damage<'_> {
 
     /// Words of bare rows that have come, or not.
     fn inline_rows(&mut self) {
-        let window = Window::of(self.shape);
+        let window = self.window;
         let one_in = self.dice.pick(&[1, 2, 64]);
         for at in (window.inline_start..window.inline_start + window.inline_bytes).step_by(4) {
             let held = self.word(at);

@@ -1,6 +1,6 @@
 //! Comparison of rows that stayed as they came with the oracle.
 
-use ferry_reference::{ReceivedRows, receive_rows};
+use ferry_reference::{ReceivedRows, combine_weights, receive_rows};
 
 use super::mismatch::{Mismatch, Subject};
 use super::oracle::Oracle;
@@ -12,6 +12,28 @@ impl Oracle {
     /// Rows that a rank receives, in outputs of this layout.
     pub fn received_rows(&self, rank: usize, layout: &RowLayout) -> ReceivedRows {
         receive_rows(self.routing(), rank, layout.numbers())
+    }
+
+    /// Compares the weights that came back to a rank, if any did, with those that all ranks had received.
+    pub fn verify_returned(
+        &self,
+        rank: usize,
+        layout: &RowLayout,
+        given: &[u32],
+    ) -> Result<(), Mismatch> {
+        if given.is_empty() {
+            return Ok(());
+        }
+        let ranks = 0..self.routing().ranks;
+        let received: Vec<_> = ranks.map(|rank| self.received_rows(rank, layout)).collect();
+        let weights: Vec<_> = received.iter().map(|rows| rows.weights.clone()).collect();
+        let wanted = &combine_weights(self.routing(), &received, &weights)[rank];
+        let wanted: Vec<u32> = wanted.iter().map(|weight| weight.to_bits()).collect();
+        let subject = Subject {
+            rank,
+            tensor: "combined_weights",
+        };
+        subject.numbers(&wanted, given, layout.top_k)
     }
 
     /// Compares what a dispatch left on a rank in outputs that were full of [`POISON`].

@@ -11,7 +11,7 @@ use ferry_reference::{
 use super::compared::Compared;
 use super::mismatch::{Mismatch, Subject};
 use super::placement::{Placement, thin};
-use super::received::{RankOutputs, Received};
+use super::received::{Contents, RankOutputs, Received};
 use super::values::POISON;
 use crate::formats::{self, Encoded, Images};
 
@@ -133,7 +133,13 @@ impl Oracle {
         let combined = self.combined(mode, weights);
         let verify = |output: &RankOutputs| {
             let rank = output.rank;
-            self.verify_dispatch(rank, &output.received)?;
+            match &output.received {
+                Contents::ByExpert(received) => self.verify_dispatch(rank, received)?,
+                Contents::Rows(rows) => {
+                    self.verify_rows(rank, rows)?;
+                    self.verify_returned(rank, &rows.layout, &output.combined_weights)?;
+                }
+            }
             self.verify_combined(rank, &combined[rank], &output.combined)?;
             if output.beyond.iter().all(|&byte| byte == POISON) {
                 Ok(())

@@ -2,8 +2,9 @@
 
 use ferry::{Config, TokenFormat};
 use ferry_layout::ReceiveLayout;
-use ferry_reference::{RowNumbers, bf16, round_to_bf16};
+use ferry_reference::{ReceivedRows, RowNumbers, bf16, round_to_bf16};
 
+use super::values::POISON;
 use crate::formats;
 
 /// Layout of a rank's outputs whose rows stay as they came.
@@ -85,7 +86,7 @@ impl RowLayout {
 }
 
 /// Contents of the outputs of a rank's dispatch whose rows stayed as they came: every tensor, all of it. Of a
-/// view, the window's rows take the place of the tensors; rows without a token are [`POISON`](super::POISON) there.
+/// view, the window's rows take the place of the tensors; rows without a token are [`POISON`] there.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rows {
     /// Layout of the tensors.
@@ -110,7 +111,59 @@ pub struct Rows {
     pub expert_rows: Vec<i32>,
 }
 
+/// Rows of a view, as they were in the window, those without a token among them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Viewed {
+    /// `[rows, row bytes]`.
+    pub tokens: Vec<u8>,
+    /// `[rows, scale bytes]`.
+    pub scales: Vec<u8>,
+    /// BF16 `[rows]`, if rows have scales of their own.
+    pub row_scales: Vec<u8>,
+}
+
 impl Rows {
+    /// Takes the rows that were read of the window. Those without a token become [`POISON`].
+    pub(super) fn take_view(&mut self, viewed: &Viewed) {
+        let layout = self.layout;
+        let mut scales = viewed.scales.clone();
+        self.is_read = true;
+        self.tokens.clone_from(&viewed.tokens);
+        self.row_scales.clone_from(&viewed.row_scales);
+        for (row, info) in self.src_info.iter().enumerate() {
+            if *info == [-1, -1] {
+                let parts = [
+                    (&mut self.tokens, layout.row_bytes()),
+                    (&mut scales, layout.scale_bytes()),
+                    (&mut self.row_scales, layout.row_scale_bytes()),
+                ];
+                for (part, width) in parts {
+                    part[row * width..(row + 1) * width].fill(POISON);
+                }
+            }
+        }
+        // Transposed ones are in a tensor.
+        if !layout.transposed_scales {
+            self.scales = scales;
+        }
+    }
+
+    /// What the oracle says of rows, without their payload.
+    pub fn described(layout: RowLayout, rows: &ReceivedRows) -> Self {
+        Self {
+            layout,
+            is_read: false,
+            tokens: Vec::new(),
+            scales: Vec::new(),
+            row_scales: Vec::new(),
+            ids: rows.ids.clone(),
+            weights: rows.weights.iter().map(|weight| weight.to_bits()).collect(),
+            src_info: rows.src_info.clone(),
+            source_rows: rows.source_rows.clone(),
+            expert_rows: rows.expert_rows.clone(),
+        }
+    }
+
     /// Source rank and token of each row that has a token, with the row's number.
     pub fn present(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let rows = self.src_info.iter().enumerate();
