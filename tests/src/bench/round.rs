@@ -79,6 +79,7 @@ impl<'a> Bench<'a> {
                 // The transposed scales want rows of 16 bytes.
                 rows: plan.max_rows().next_multiple_of(16),
                 scale_blocks: plan.max_scale_blocks(),
+                ..Capacity::default()
             }
         } else {
             let compared = Compared {

@@ -180,7 +180,7 @@ impl Memory {
         let rows = &self.rows;
         let capacity = Capacity {
             rows: rows.tokens.dim(0)?,
-            scale_blocks: 0,
+            ..Capacity::default()
         };
         let scales = rows.scales.as_ref().map(bytes_of).transpose()?;
         let received = Received {

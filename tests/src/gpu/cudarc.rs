@@ -93,7 +93,7 @@ impl Rank {
         let stream = lease.stream();
         self.communicator.dispatch(stream, &input, &output)?;
         self.communicator
-            .combine(stream, &CombineInput::new(output.tokens), &sums)?;
+            .combine(stream, &CombineInput::new(output.tokens.unwrap()), &sums)?;
         Ok(())
     }
 

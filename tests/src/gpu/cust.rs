@@ -87,7 +87,7 @@ impl Memory {
         let sums = lease.tensor(&mut self.combined, [TOKENS, HIDDEN])?;
         let stream = lease.stream();
         rank.dispatch(stream, &input, &output)?;
-        let expert_rows = CombineInput::new(output.tokens);
+        let expert_rows = CombineInput::new(output.tokens.unwrap());
         rank.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }
