@@ -115,7 +115,10 @@ fn begin<'a, M: Machine>(
     options: &CombineOptions,
     kernel: Kernel,
 ) -> Launch<'a, M> {
-    Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
+    Launch {
+        varies: options.rows.is_on != 0,
+        ..Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
+    }
 }
 
 /// The extent that dispatch found over all sources, and the tactics of this launch.

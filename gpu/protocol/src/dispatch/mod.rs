@@ -56,12 +56,11 @@ pub fn dispatch_wait<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(
-        machine,
-        &args.common,
-        Kernel::DispatchWait,
-        options.tokens_on_device != 0,
-    );
+    let is_counted = options.tokens_on_device != 0;
+    let launch = Launch {
+        varies: options.rows.is_on != 0,
+        ..Launch::begin(machine, &args.common, Kernel::DispatchWait, is_counted)
+    };
     launch.enter()?;
     let position = machine.warp_position();
     let partition = Partition {
@@ -135,6 +134,7 @@ fn begin<'a, M: Machine>(
     batch.number(machine, ids);
     Launch {
         wide_ids: is_wide,
+        varies: options.rows.is_on != 0,
         ..Launch::begun(machine, &args.common, kernel, tokens, loading)
     }
 }

@@ -30,10 +30,11 @@ pub fn settle<M: Machine>(
         return false;
     }
     let machine = launch.machine;
-    match lacks_rows {
-        true => report(launch, Region::Output, args.row_capacity, rows),
-        false => report(launch, Region::ScaleBlocks, args.block_capacity, blocks),
-    }
+    let (region, wanted, saw) = match lacks_rows {
+        true => (Region::Output, args.row_capacity, rows),
+        false => (Region::ScaleBlocks, args.block_capacity, blocks),
+    };
+    report(launch, region, wanted, saw);
     // Each lane reads words that other lanes wrote.
     machine.converge();
     let mut most = args.row_capacity as u32;

@@ -28,6 +28,8 @@ pub struct Launch<'a, M> {
     pub epoch: Epoch,
     /// Whether the user's expert ids are i64: false unless the launch reads them.
     pub wide_ids: bool,
+    /// Whether launches of the communicator have different numbers of blocks. A constant.
+    pub varies: bool,
 }
 
 /// The object of a lane's wait, for the record.
@@ -75,6 +77,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             tokens,
             epoch: Epoch::after(machine.peek(Counter::Finished)),
             wide_ids: false,
+            varies: false,
         }
     }
 
