@@ -52,7 +52,11 @@ impl Command {
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }
-            Self::Killed(_) | Self::Explain(_) | Self::Sanitize(_) | Self::Rows(_) | Self::Damaged(_) => false,
+            Self::Killed(_)
+            | Self::Explain(_)
+            | Self::Sanitize(_)
+            | Self::Rows(_)
+            | Self::Damaged(_) => false,
         }
     }
 }

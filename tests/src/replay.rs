@@ -195,8 +195,8 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     if args.late_weights {
         session.give_weights_late();
     }
-    let own = add_rows(&mut session, args, &given)
-        .and_then(|()| round(&mut session, &given, &settings));
+    let own =
+        add_rows(&mut session, args, &given).and_then(|()| round(&mut session, &given, &settings));
     let own = open.agree(own)?;
     open.agree(session.close().map_err(Into::into))?;
     let all = (open.gather)(&own)?;
@@ -263,7 +263,11 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
 /// Checks what goes with the layout of received rows alone; the plan checks the rest.
 fn prepare_rows(args: &ReplayArgs, given: &Given) -> Result<()> {
     let (receive, keeps_rows) = (args.receive, args.receive.keeps_rows());
-    let fitting = if keeps_rows { Combined::Rows } else { Combined::Assignments };
+    let fitting = if keeps_rows {
+        Combined::Rows
+    } else {
+        Combined::Assignments
+    };
     ensure!(
         args.combine.is_none_or(|combine| combine == fitting),
         "--combine {}: with --receive {receive} combine takes {}",

@@ -279,7 +279,9 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
     let input = DispatchInput::new(x, ids);
     rank.dispatch(STREAM, &input, buffers.output()).unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-    let rows: Vec<u16> = device.download_tensor(&buffers.output().tokens.unwrap()).unwrap();
+    let rows: Vec<u16> = device
+        .download_tensor(&buffers.output().tokens.unwrap())
+        .unwrap();
     let sent: Vec<u16> = device.download_tensor(&x).unwrap();
     assert!(rows == sent);
     let sums = CombineBuffers::new(&device, &plan).unwrap();

@@ -102,11 +102,7 @@ impl Damage<'_> {
 
     /// Headers of all rows: experts of any rank and ordinals that are mostly possible, and any weight.
     fn headers(&mut self) {
-        let (shape, window, row) = (
-            self.shape,
-            self.window,
-            DispatchRow::of(self.shape),
-        );
+        let (shape, window, row) = (self.shape, self.window, DispatchRow::of(self.shape));
         for source in (0..shape.ranks).map(Rank) {
             for token in 0..shape.max_tokens_per_rank {
                 let at = window.dispatch_row(source, token).plus(row.header);

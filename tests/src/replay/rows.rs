@@ -23,7 +23,13 @@ pub fn tensors(rows: &Rows, settings: &Settings) -> Vec<(&'static str, Stored)> 
     };
     let weights = bytes_of(&rows.weights[..count * top_k], u32::to_le_bytes);
     let info = bytes_of(rows.src_info[..count].as_flattened(), i32::to_le_bytes);
-    let counts = |counts: &[i32]| (Dtype::I32, vec![counts.len()], bytes_of(counts, i32::to_le_bytes));
+    let counts = |counts: &[i32]| {
+        (
+            Dtype::I32,
+            vec![counts.len()],
+            bytes_of(counts, i32::to_le_bytes),
+        )
+    };
     let payload = rows.tokens[..count * layout.row_bytes()].to_vec();
     let payload = match layout.format {
         TokenFormat::Bf16 => (Dtype::BF16, vec![count, layout.hidden], payload),

@@ -311,7 +311,11 @@ fn short_of(mut needed: Capacity, shared: usize, alignment: usize, dice: &mut Di
             scale_blocks,
             ..needed
         },
-        _ => Capacity { rows, scale_blocks },
+        _ => Capacity {
+            rows,
+            scale_blocks,
+            ..needed
+        },
     };
     // Rows without a block of scales are refused.
     let least = usize::from(drawn.rows > 0);

@@ -1,7 +1,9 @@
 //! Oracle's outcome of a round of a case.
 
 use ferry::{Capacity, ScaleLayout, layout::Region};
-use ferry_reference::{CombineMode, Finish, Problem, apply_expert_scale, combine_with, dispatch, share_of};
+use ferry_reference::{
+    CombineMode, Finish, Problem, apply_expert_scale, combine_with, dispatch, share_of,
+};
 
 use super::case::Case;
 use super::dice::Dice;

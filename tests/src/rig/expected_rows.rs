@@ -44,7 +44,14 @@ impl ExpectedRows {
         }
         let answers = received.iter().enumerate().map(|(rank, rows)| {
             let layout = RowLayout::of(&config, rows.tokens.len());
-            answers(case, problem, &Rows::described(layout, rows), rank, scale, &mut dice)
+            answers(
+                case,
+                problem,
+                &Rows::described(layout, rows),
+                rank,
+                scale,
+                &mut dice,
+            )
         });
         let answers: Vec<_> = answers.collect();
         let weights = received.iter().map(|rows| weights(rows, &mut dice));
@@ -57,7 +64,9 @@ impl ExpectedRows {
         let initial: Vec<_> = initial.collect();
         let of_tokens = problem.inputs.iter().zip(&initial).map(|(input, given)| {
             let elements = input.tokens * case.hidden;
-            given.each_ref().map(|rows| rows.as_ref().map(|rows| rows[..elements].to_vec()))
+            given
+                .each_ref()
+                .map(|rows| rows.as_ref().map(|rows| rows[..elements].to_vec()))
         });
         let of_tokens: Vec<_> = of_tokens.collect();
         let back = combine_weights(problem, &received, &weights);

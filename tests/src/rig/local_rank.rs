@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use ferry::{
-    Capacity, CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error, Rank,
-    Stream, Tensor, TokenFormat,
+    Capacity, CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error,
+    Rank, Stream, Tensor, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 

@@ -60,7 +60,10 @@ impl Settings {
     /// The same with so many rows and blocks of scales more.
     #[must_use]
     pub fn with_spare(self, rows: usize, scale_blocks: usize) -> Self {
-        let has_places = matches!(self.config.receive, ReceiveLayout::View | ReceiveLayout::Strided);
+        let has_places = matches!(
+            self.config.receive,
+            ReceiveLayout::View | ReceiveLayout::Strided
+        );
         if has_places {
             return self;
         }
@@ -87,7 +90,9 @@ impl Settings {
 /// Rows that outputs must hold for those that stay as they came.
 pub(super) fn rows_for(problem: &Problem, rank: usize, config: &Config) -> usize {
     match config.receive {
-        ReceiveLayout::Compact => receive_rows(problem, rank, RowNumbers::Compact { capacity: 0 }).sent,
+        ReceiveLayout::Compact => {
+            receive_rows(problem, rank, RowNumbers::Compact { capacity: 0 }).sent
+        }
         _ => problem.ranks * config.max_tokens_per_rank,
     }
 }

@@ -74,7 +74,11 @@ impl Tensors {
             Ok::<_, Error>(at)
         };
         let x = Tensor::contiguous(alloc(2 * rows * hidden)?, DataType::Bf16, [rows, hidden]);
-        let id = if room.wide_ids { DataType::I64 } else { DataType::I32 };
+        let id = if room.wide_ids {
+            DataType::I64
+        } else {
+            DataType::I32
+        };
         let width = id.bits() as usize / 8;
         let ids = alloc(width * (room.lead + rows * top_k))?.plus((width * room.lead) as u64);
         let ids = Tensor::contiguous(ids, id, [rows, top_k]);
@@ -105,7 +109,11 @@ impl Tensors {
         };
         let combined = result(hidden * (room.element.bits() as usize / 8))?;
         let returned = match plan.config().combine_weights {
-            true => Some(Tensor::contiguous(result(4 * top_k)?, DataType::F32, [rows, top_k])),
+            true => Some(Tensor::contiguous(
+                result(4 * top_k)?,
+                DataType::F32,
+                [rows, top_k],
+            )),
             false => None,
         };
         Ok(Self {

@@ -12,7 +12,10 @@ use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 /// Every choice, and its values.
 const CHOICES: [(&str, &[&str]); 22] = [
     ("receive", &["view", "strided", "compact"]),
-    ("format", &["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4", "nvfp4-row"]),
+    (
+        "format",
+        &["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4", "nvfp4-row"],
+    ),
     ("scales", &["row-major", "transposed"]),
     ("absent rows", &["kept", "cleared"]),
     ("room", &["enough", "too little"]),
@@ -36,7 +39,7 @@ const CHOICES: [(&str, &[&str]); 22] = [
 ];
 
 /// Values that exclude all but one value of another choice.
-const NEEDS: [[(&str, &str); 2]; 6] = [
+const NEEDS: [[Name; 2]; 6] = [
     [("scales", "transposed"), ("format", "fp8")],
     [("absent rows", "cleared"), ("receive", "strided")],
     [("room", "too little"), ("receive", "compact")],
@@ -48,8 +51,10 @@ const NEEDS: [[(&str, &str); 2]; 6] = [
 
 /// A choice and a value, by index.
 type Value = (usize, usize);
+/// The same by name.
+type Name = (&'static str, &'static str);
 
-fn names(value: Value) -> (&'static str, &'static str) {
+fn names(value: Value) -> Name {
     let (choice, values) = CHOICES[value.0];
     (choice, values[value.1])
 }
@@ -57,11 +62,11 @@ fn names(value: Value) -> (&'static str, &'static str) {
 /// Whether no case can have both.
 fn exclude_each_other(pair: [Value; 2]) -> bool {
     let [one, other] = pair.map(names);
-    let needed_by = |value| NEEDS.iter().filter(move |[by, _]| *by == value);
-    let is_missed = |value: (&str, &str), other: (&str, &str)| {
+    let needed_by = |value: Name| NEEDS.iter().filter(move |[by, _]| *by == value);
+    let is_missed = |value: Name, other: Name| {
         needed_by(value).any(|[_, needed]| needed.0 == other.0 && needed.1 != other.1)
     };
-    let other_needs = |[_, needed]: &[(&str, &str); 2]| {
+    let other_needs = |[_, needed]: &[Name; 2]| {
         needed_by(other).any(|[_, others]| needed.0 == others.0 && needed.1 != others.1)
     };
     is_missed(one, other)
@@ -143,9 +148,12 @@ impl Counts {
     /// Every pair that a case can have, by choices.
     fn pairs() -> impl Iterator<Item = [Value; 2]> {
         let all = |choice: usize| (0..CHOICES[choice].1.len()).map(move |value| (choice, value));
-        let choices = (0..CHOICES.len()).flat_map(|one| (one + 1..CHOICES.len()).map(move |other| (one, other)));
+        let choices = (0..CHOICES.len())
+            .flat_map(|one| (one + 1..CHOICES.len()).map(move |other| (one, other)));
         choices
-            .flat_map(move |(one, other)| all(one).flat_map(move |one| all(other).map(move |other| [one, other])))
+            .flat_map(move |(one, other)| {
+                all(one).flat_map(move |one| all(other).map(move |other| [one, other]))
+            })
             .filter(|&pair| !exclude_each_other(pair))
     }
 
@@ -158,7 +166,10 @@ impl Counts {
         let pairs = Self::pairs().map(|pair| (self.count(pair), pair));
         let (count, pair) = pairs.min().expect("there are choices");
         let [one, other] = pair.map(names);
-        (format!("{} {} with {} {}", one.0, one.1, other.0, other.1), count)
+        (
+            format!("{} {} with {} {}", one.0, one.1, other.0, other.1),
+            count,
+        )
     }
 }
 
@@ -195,7 +206,10 @@ mod tests {
             }
         }
         for (seen, (choice, values)) in seen.iter().zip(CHOICES) {
-            assert!(seen.iter().copied().eq(0..values.len()), "{choice}: {seen:?}");
+            assert!(
+                seen.iter().copied().eq(0..values.len()),
+                "{choice}: {seen:?}"
+            );
         }
     }
 

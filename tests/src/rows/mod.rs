@@ -77,7 +77,9 @@ pub fn run(args: &RowsArgs) -> Result<()> {
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| course.work())).collect();
+        let workers: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| course.work()))
+            .collect();
         course.watch(|| workers.iter().all(|worker| worker.is_finished()));
     });
     course.conclude()
@@ -115,7 +117,10 @@ impl Course {
             std::thread::sleep(Duration::from_millis(20));
             if said.elapsed() >= PROGRESS {
                 said = Instant::now();
-                let (seconds, next) = (self.start.elapsed().as_secs(), self.next.load(Ordering::Relaxed));
+                let (seconds, next) = (
+                    self.start.elapsed().as_secs(),
+                    self.next.load(Ordering::Relaxed),
+                );
                 let (begun, all) = (next - self.seeds.start, self.seeds.end - self.seeds.start);
                 println!("{seconds:>6} s: {begun} of {all} cases");
             }
@@ -123,7 +128,11 @@ impl Course {
     }
 
     fn conclude(self) -> Result<()> {
-        if let Some(error) = self.failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(error) = self
+            .failed
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
             return Err(error);
         }
         let (seconds, seeds) = (self.start.elapsed().as_secs(), self.seeds);

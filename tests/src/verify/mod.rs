@@ -16,6 +16,6 @@ pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, largest, without_overflow};
-pub use received::{Contents, RankOutputs, Received, download};
+pub use received::{Contents, RankOutputs, Received, download, read_view};
 pub use rows::{RowLayout, Rows, Viewed};
 pub use values::{POISON, SHARED_FACTOR};

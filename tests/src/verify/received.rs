@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use ferry::{
     Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, Tensor,
-    TokenFormat,
+    TokenFormat, View,
 };
 use ferry_reference::bf16;
 
@@ -117,7 +117,11 @@ impl Received {
         let layout = Layout {
             format,
             hidden,
-            capacity: Capacity { rows, scale_blocks },
+            capacity: Capacity {
+                rows,
+                scale_blocks,
+                wide_ids: false,
+            },
         };
         let (experts, offset_count) = (expert_ids.elements(), row_offsets.elements());
         let scales = scales.map(|at| download(device, at, layout.scales_bytes()));
@@ -198,4 +202,19 @@ impl Rows {
         }
         Ok(all)
     }
+}
+
+/// Reads the rows of a view out of the window. Synchronises, but not with other streams.
+pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result<Viewed, Error> {
+    let stride = view.row_stride as usize;
+    let window: Vec<u8> = download(device, view.at, view.rows * stride)?;
+    let part = |start: u64, width: usize| -> Vec<u8> {
+        let rows = window.chunks(stride).map(|row| &row[start as usize..]);
+        rows.flat_map(|row| row[..width].to_vec()).collect()
+    };
+    Ok(Viewed {
+        tokens: part(0, layout.row_bytes()),
+        scales: part(view.scales_offset, layout.scale_bytes()),
+        row_scales: part(view.row_scale_offset, layout.row_scale_bytes()),
+    })
 }
