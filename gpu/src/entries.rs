@@ -94,12 +94,15 @@ macro_rules! kernel_with_options {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
             $name(with: $crate::layout::DispatchWith) {
-                // SAFETY: the host built `with` for this rank.
+                let options = &with.options;
+                // SAFETY: the options are of this kind: documented above.
+                unsafe { $crate::kind::assume_dispatch(options, &options.$kind()) };
+                // SAFETY: the host built `with` for this rank: documented above.
                 let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let options = with.options.$kind();
-                let _ = $crate::protocol::$run(&machine, &with.args, &options);
+                let _ = $crate::protocol::$run(&machine, &with.args, options);
             }
         }
     };
@@ -108,12 +111,15 @@ macro_rules! kernel_with_options {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
             $name(with: $crate::layout::CombineWith<$epilogue>) {
-                // SAFETY: the host built `with` for this rank.
+                let options = &with.options;
+                // SAFETY: the options are of this kind: documented above.
+                unsafe { $crate::kind::assume_combine(options, &options.$kind()) };
+                // SAFETY: the host built `with` for this rank: documented above.
                 let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let options = with.options.$kind();
-                let _ = $crate::protocol::$run(&machine, &with.args, &options, &with.epilogue);
+                let _ = $crate::protocol::$run(&machine, &with.args, options, &with.epilogue);
             }
         }
     };
