@@ -110,7 +110,7 @@ impl Alone {
     }
 
     fn round(&mut self, stream: Stream) -> Result<(), Error> {
-        let experts = CombineInput::new(self.rows.tokens);
+        let experts = CombineInput::new(self.rows.tokens.unwrap());
         self.rank.dispatch(stream, &self.input, &self.rows)?;
         self.rank.combine(stream, &experts, &self.sums)
     }

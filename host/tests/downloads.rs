@@ -20,7 +20,7 @@ fn alone() -> (Communicator, Plan) {
 fn offsets_that_no_dispatch_wrote_are_refused() {
     let (rank, plan) = alone();
     let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
-    let at = rows.output().row_offsets.at;
+    let at = rows.output().row_offsets.unwrap().at;
     for offsets in [[0, 3, 2], [7, 7, 7], [u32::MAX, 0, 4]] {
         rank.device()
             .upload(at, bytemuck::cast_slice(&offsets))
@@ -47,7 +47,10 @@ fn offsets_that_no_dispatch_wrote_are_refused() {
 fn offsets_beyond_the_capacity_are_refused() {
     let (rank, plan) = alone();
     let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
-    let (at, capacity) = (rows.output().row_offsets.at, plan.max_rows() as u32);
+    let (at, capacity) = (
+        rows.output().row_offsets.unwrap().at,
+        plan.max_rows() as u32,
+    );
     let upload = |offsets: [u32; 3]| {
         let bytes = bytemuck::cast_slice(&offsets);
         rank.device().upload(at, bytes).unwrap();

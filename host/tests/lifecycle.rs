@@ -57,7 +57,7 @@ fn a_round_does_nothing_but_launch() {
     .unwrap();
     let (input, output) = empty_tensors(&rank);
     notes.take();
-    let combine = CombineInput::new(output.tokens);
+    let combine = CombineInput::new(output.tokens.unwrap());
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     let combined = CombineOutput::Apart(apart);
     // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
@@ -256,7 +256,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     rank.combine(
         Stream::DEFAULT,
-        &CombineInput::new(output.tokens),
+        &CombineInput::new(output.tokens.unwrap()),
         &CombineOutput::Apart(apart),
     )
     .unwrap();

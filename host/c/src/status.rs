@@ -234,7 +234,6 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::PlanForOtherGroup { .. }
         | Error::PlanSpansNodes { .. }
         | Error::WrongScales { .. }
-        | Error::WrongRowScales { .. }
         | Error::UnusedInputScale { .. }
         | Error::SiluColumns { .. }
         | Error::SiluLimit { .. }

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::{Args, Launch};
 use crate::error::Error;
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -113,6 +114,7 @@ impl FusedSilu {
         if self.format.sizes().has_row_scale {
             return Err(Error::WrongScales {
                 given: ScaleTensor::title(self.scales.as_ref()),
+                wanted: "scales of a format without row scales",
                 format: self.format,
             });
         }
@@ -123,7 +125,8 @@ impl FusedSilu {
             token_format: self.format.number(),
             ..Shape::zeroed()
         };
-        let scales = ScaleTensor::check(self.scales.as_ref(), &rows, experts, capacity)?;
+        let form = ScaleForm::of_format(self.format);
+        let scales = ScaleTensor::check(self.scales.as_ref(), form, &rows, experts, capacity)?;
         let scale_words = self.scale_words(columns);
         let (clamped, alpha, limit) = match self.activation {
             Activation::Silu => (0, 0.0, 0.0),

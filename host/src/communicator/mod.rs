@@ -56,7 +56,7 @@ mod streams;
 ///         let input = rows.upload(&[bf16::ONE; 8], &[1, 2], None)?;
 ///         rank.dispatch(stream, &input, rows.output())?;
 ///         // Experts work here, on the same stream. These return their input.
-///         let answers = CombineInput::new(rows.output().tokens);
+///         let answers = CombineInput::new(rows.output().tokens.expect("not a view"));
 ///         rank.combine(stream, &answers, &sums.output(1)?)?;
 ///         if let Some(fault) = rank.synchronize(stream)? {
 ///             eprintln!("{fault}");

@@ -2,8 +2,9 @@
 
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
+use crate::call::combine::Returned;
+use crate::call::dispatch::Received;
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-use crate::call::{Received, Returned};
 use crate::communicator::Communicator;
 use crate::communicator::launch::Prepared;
 use crate::communicator::open::Open;

@@ -48,22 +48,12 @@ pub use tensor::TensorError;
 pub enum Error {
     /// The outputs of a dispatch have scales although the format has none, or the other way round,
     /// or in another layout than the format's.
-    #[error("the format is {format:?}, and the dispatch's outputs have {given}")]
+    #[error("the format is {format:?}, and the dispatch's outputs have {given}, not {wanted}")]
     WrongScales {
         /// Scales in the outputs, in words: "no scales".
         given: &'static str,
-        /// The plan's format.
-        format: TokenFormat,
-    },
-    /// The outputs of a dispatch have scales of rows although the format has none, or the other way
-    /// round.
-    #[error(
-        "the format is {format:?}, and the dispatch's outputs have {}row_scales",
-        if *given { "" } else { "no " }
-    )]
-    WrongRowScales {
-        /// Whether there are scales of rows.
-        given: bool,
+        /// Scales that the format and the receive layout have, in words.
+        wanted: &'static str,
         /// The plan's format.
         format: TokenFormat,
     },

@@ -2,12 +2,14 @@
 
 pub(crate) mod capacity;
 pub(crate) mod config;
+pub(crate) mod scale_form;
 
 use std::time::Duration;
 
 use ferry_layout::{
     AssignmentWords, CombineMode, Common, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K,
-    Rank, Shape, SharedTokens, Window, Workspace, scale_placement,
+    Rank, ReceiveLayout, ScaleLayout, Shape, SharedTokens, TokenFormat, Window, Workspace,
+    scale_placement,
 };
 
 use crate::error::{Error, PlanError, Problem};
@@ -94,6 +96,7 @@ impl Plan {
             ),
         );
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
+        check_receive(&mut problems, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
             return Err(PlanError {
@@ -159,8 +162,8 @@ impl Plan {
         rank.0 as usize * self.local_experts()
     }
 
-    /// Number of groups of rows in a dispatch's outputs: one for each local expert, and with a
-    /// [shared expert](Config::shared_expert) one before these.
+    /// Number of groups of rows in a dispatch's outputs, if rows are [by expert](Config::receive): one for
+    /// each local expert, and with a [shared expert](Config::shared_expert) one before these.
     pub const fn groups(&self) -> usize {
         self.local_experts() + self.config.shared_expert as usize
     }
@@ -171,8 +174,13 @@ impl Plan {
     /// transposed scales need. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
+    ///
+    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding.
     pub const fn max_rows(&self) -> usize {
-        let alignment = self.shape.row_alignment() as u64;
+        if self.config.receive.keeps_rows() {
+            return self.source_rows();
+        }
+        let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
     }
@@ -185,10 +193,35 @@ impl Plan {
     /// Not enough if a token can name an expert twice, say because filler tokens name expert 0 in every slot
     /// (-1 names none) or because two logical experts of a token are one physical expert. Rows that do not
     /// fit are then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
+    ///
+    /// The same as `max_rows` if rows [stay as they came](Config::receive).
     pub const fn max_rows_distinct(&self) -> usize {
-        let alignment = self.shape.row_alignment() as u64;
+        if self.config.receive.keeps_rows() {
+            return self.source_rows();
+        }
+        let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
+    }
+
+    /// Number of pairs of a source rank and a token: most rows that stay as they came.
+    const fn source_rows(&self) -> usize {
+        self.shape.ranks as usize * self.shape.max_tokens_per_rank as usize
+    }
+
+    /// Number of which rows of outputs, and each expert's, are a multiple: 1 if rows stay as they came.
+    pub(crate) const fn row_alignment(&self) -> u32 {
+        if self.config.receive.keeps_rows() {
+            1
+        } else {
+            self.shape.row_alignment()
+        }
+    }
+
+    /// Bytes from one row of a [view](ReceiveLayout::View) to the next: payload, scales, the row's own scale
+    /// and words of Ferry's. A multiple of 128.
+    pub const fn view_row_stride(&self) -> u64 {
+        Window::with(&self.shape, self.config.combine_weights).dispatch_row_stride()
     }
 
     /// The range, within `0..tokens`, of tokens that the [shared expert](Config::shared_expert) gets on
@@ -207,7 +240,14 @@ impl Plan {
 
     /// Whether kernels take options.
     pub(crate) const fn takes_options(&self) -> bool {
-        self.config.options || self.config.shared_expert || self.config.skip_a2a
+        let Config {
+            options,
+            shared_expert,
+            skip_a2a,
+            receive,
+            ..
+        } = self.config;
+        options || shared_expert || skip_a2a || receive.keeps_rows()
     }
 
     /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
@@ -224,7 +264,7 @@ impl Plan {
         if !self.config.shared_expert {
             return 0;
         }
-        let alignment = self.shape.row_alignment() as u64;
+        let alignment = self.row_alignment() as u64;
         let tokens = if self.config.skip_a2a {
             self.shape.max_tokens_per_rank.div_ceil(self.ranks)
         } else {
@@ -373,7 +413,10 @@ fn check_sizes(problems: &mut Problems, ranks: u32, local_experts: usize, config
 
 /// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
 fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
-    let alignment = u128::from(config.format.sizes().row_alignment);
+    let alignment = match config.receive.keeps_rows() {
+        true => 1,
+        false => u128::from(config.format.sizes().row_alignment),
+    };
     let padding = local_experts as u128 * (alignment - 1);
     let routed = (routed + padding).next_multiple_of(alignment);
     let tokens = config.max_tokens_per_rank as u128;
@@ -405,6 +448,64 @@ fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, c
         size,
         format_args!("this group cannot reach ranks of other nodes, so it must be {ranks}"),
     );
+}
+
+/// Checks the layout of received rows, and the fields that only some layouts take.
+fn check_receive(problems: &mut Problems, config: &Config) {
+    let Config {
+        receive, format, ..
+    } = *config;
+    let keeps_rows = receive.keeps_rows();
+    let tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
+    let excluded = [
+        (
+            tiled,
+            format!("format is {format}, and only rows by expert have tiled scales"),
+        ),
+        (
+            config.combine == CombineMode::Exact,
+            "combine is exact, which takes rows by expert".to_owned(),
+        ),
+        (
+            config.shared_expert,
+            "shared_expert is true, and its rows are a group of rows by expert".to_owned(),
+        ),
+        (
+            config.skip_a2a,
+            "skip_a2a is true, and rows that do not travel are by expert".to_owned(),
+        ),
+    ];
+    for (is_set, rule) in excluded {
+        problems.require(!(keeps_rows && is_set), "receive", receive, rule);
+    }
+    let fp8 = TokenFormat::BlockwiseFp8;
+    let needed = [
+        (
+            "transposed_scales",
+            config.transposed_scales && format != fp8,
+            format!("format is {format}, and only scales of {fp8} can be transposed"),
+        ),
+        (
+            "transposed_scales",
+            config.transposed_scales && !keeps_rows,
+            format!("receive is {receive}, where the scales of {fp8} are transposed anyway"),
+        ),
+        (
+            "clear_absent",
+            config.clear_absent && receive != ReceiveLayout::Strided,
+            format!("receive is {receive}, and only strided rows can be cleared"),
+        ),
+        (
+            "combine_weights",
+            config.combine_weights && !keeps_rows,
+            format!(
+                "receive is {receive}, and weights return only with rows that stay as they came"
+            ),
+        ),
+    ];
+    for (field, is_wrong, rule) in needed {
+        problems.require(!is_wrong, field, true, rule);
+    }
 }
 
 fn check_behaviour(problems: &mut Problems, config: &Config) {

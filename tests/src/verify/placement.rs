@@ -122,7 +122,7 @@ impl Placement {
         Capacity {
             rows: self.row_offsets.last().copied().unwrap_or(0) as usize,
             scale_blocks: blocks.last().copied().unwrap_or(0),
-            wide_ids: false,
+            ..Capacity::default()
         }
     }
 

@@ -120,7 +120,7 @@ impl Received {
             capacity: Capacity {
                 rows,
                 scale_blocks,
-                wide_ids: false,
+                ..Capacity::default()
             },
         };
         let (experts, offset_count) = (expert_ids.elements(), row_offsets.elements());
