@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
-use ferry_layout::ReceiveLayout;
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;

@@ -1,7 +1,7 @@
 //! Tensors of a replay whose rows stay as they came.
 
+use ferry::ReceiveLayout;
 use ferry::TokenFormat;
-use ferry_layout::ReceiveLayout;
 use safetensors::Dtype;
 
 use super::file::{Stored, bytes_of};

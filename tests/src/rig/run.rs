@@ -3,10 +3,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ferry::ReceiveLayout;
 use ferry::layout::Kernel;
 use ferry::simulator::SimulatorError;
 use ferry::*;
-use ferry_layout::ReceiveLayout;
 use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, RankInput};
 
@@ -57,7 +57,7 @@ pub struct Run {
 
 /// A view, and its rows if they were read.
 struct Seen {
-    view: View,
+    view: ReceivedView,
     rows: Option<Viewed>,
 }
 
@@ -261,6 +261,12 @@ impl Run {
         }
     }
 
+    /// View of a rank's dispatch, if it has one.
+    pub fn view(&self, round: usize, r: usize) -> Option<ReceivedView> {
+        let seen = self.views.get(round)?[r].as_ref()?;
+        Some(seen.view)
+    }
+
     /// Contents of the outputs of a rank's dispatch, with the view of it that was read.
     pub fn contents(&self, round: usize, r: usize) -> Contents {
         let (rank, output) = (&self.ranks[r], &self.tensors[round][r].output);
@@ -329,7 +335,7 @@ impl Run {
             (&ended.row_scales, rows.layout.row_scale_bytes()),
         ];
         for (row, source, token) in rows.present() {
-            for (part, width) in parts {
+            for (part, width) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
                 let is_over = part[row * width..(row + 1) * width]
                     .iter()
                     .all(|&byte| byte == 0xff);

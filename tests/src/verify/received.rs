@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use ferry::{
-    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, Tensor,
-    TokenFormat, View,
+    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ReceivedView,
+    ScaleTensor, Tensor, TokenFormat,
 };
 use ferry_reference::bf16;
 
@@ -205,16 +205,25 @@ impl Rows {
 }
 
 /// Reads the rows of a view out of the window. Synchronises, but not with other streams.
-pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result<Viewed, Error> {
-    let stride = view.row_stride as usize;
-    let window: Vec<u8> = download(device, view.at, view.rows * stride)?;
-    let part = |start: u64, width: usize| -> Vec<u8> {
-        let rows = window.chunks(stride).map(|row| &row[start as usize..]);
-        rows.flat_map(|row| row[..width].to_vec()).collect()
+pub fn read_view(
+    device: &dyn Device,
+    view: &ReceivedView,
+    layout: &RowLayout,
+) -> Result<Viewed, Error> {
+    let part = |at: Option<DevicePtr>, width: usize| -> Result<Vec<u8>, Error> {
+        let Some(at) = at else {
+            return Ok(Vec::new());
+        };
+        let bytes: Vec<u8> = download(device, at, at.bytes() as usize)?;
+        let rows = bytes.chunks(view.row_stride as usize);
+        Ok(rows.flat_map(|row| row[..width].to_vec()).collect())
     };
     Ok(Viewed {
-        tokens: part(0, layout.row_bytes()),
-        scales: part(view.scales_offset, layout.scale_bytes()),
-        row_scales: part(view.row_scale_offset, layout.row_scale_bytes()),
+        tokens: part(Some(view.tokens.at), layout.row_bytes())?,
+        scales: part(view.scales.map(|scales| scales.at), layout.scale_bytes())?,
+        row_scales: part(
+            view.row_scales.map(|scales| scales.at),
+            layout.row_scale_bytes(),
+        )?,
     })
 }
