@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferry_layout::{Rank, Window};
+use ferry_layout::Rank;
 
 use crate::device::Device;
 use crate::device::SharedPage;
@@ -75,7 +75,7 @@ impl Private {
             .collect();
         self.device
             .fill(self.workspace, 0, plan.workspace_bytes())?;
-        let layout = Window::of(plan.shape());
+        let layout = plan.common().window;
         self.device.fill(window, 0, layout.signal_bytes)?;
         // `SENTINEL`, byte by byte.
         let inline = window.plus(layout.inline_start);
