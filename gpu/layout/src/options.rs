@@ -287,10 +287,11 @@ impl CombineOptions {
         }
     }
 
-    /// Whether sums are only rounded to BF16, and no shared expert's row is added.
+    /// Whether sums begin with +0 and are only rounded to BF16, and no shared expert's row is added.
     #[inline(always)]
     pub const fn only_rounds(&self) -> bool {
-        self.shared_of == 0 && matches!(self.element(), OutputElement::Bf16)
+        let begins_with_zero = self.rows.initial[0] == 0 && self.rows.initial[1] == 0;
+        self.shared_of == 0 && begins_with_zero && matches!(self.element(), OutputElement::Bf16)
     }
 
     /// The same options if [`only_rounds`](Self::only_rounds) holds, in constants, so that the compiler drops

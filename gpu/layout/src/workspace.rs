@@ -107,8 +107,8 @@ pub enum Table {
     /// `[source, token, K]` output row of each assignment for this rank, with `OVERFLOWED` if it does not fit
     /// in the outputs, or `NOT_ROUTED`.
     RowMap,
-    /// `[source, token / 32]` first output row of 32 tokens of a source, then the number of all rows, if
-    /// rows that stay as they came are moved together. After all other tables.
+    /// `[source, token / 32]` number of received rows before those of 32 tokens of a source, then the number
+    /// of all rows, if rows stay as they came. After all other tables.
     RowBases,
 }
 
@@ -160,9 +160,9 @@ impl Workspace {
 
     /// Bytes of the whole workspace if rows are received in layout `receive`.
     pub const fn bytes_for(&self, shape: &Shape, receive: ReceiveLayout) -> u64 {
-        match receive {
-            ReceiveLayout::Compact => next(self.bytes, shape.row_bases() + 1),
-            _ => self.bytes,
+        match receive.keeps_rows() {
+            true => next(self.bytes, shape.row_bases() + 1),
+            false => self.bytes,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! State shared by the warps of a block: counters, memory and a barrier.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use ferry_layout::Counter;
@@ -76,6 +77,8 @@ impl Barrier {
 pub struct Memory {
     /// Bytes up to the last one that was stored.
     bytes: Vec<Byte>,
+    /// Last adders to words by address, if they used the previous values.
+    adders: HashMap<u32, Adder>,
     /// Number of barriers that all warps have passed.
     pub barriers: u16,
 }
@@ -88,8 +91,6 @@ struct Byte {
     stored: u16,
     /// Barriers passed when it was last added to, plus 1; 0 if nobody has.
     added: u16,
-    /// The adder, if it used the previous value.
-    adder: Option<Adder>,
     is_loaded: bool,
 }
 
@@ -141,6 +142,7 @@ impl Memory {
         let Some(bytes) = bytes.filter(|_| at.is_multiple_of(4)) else {
             return Err(("adds to what nobody has stored, or out of alignment", at));
         };
+        let last = self.adders.get(&at).copied();
         for byte in &mut *bytes {
             if byte.stored == 0 || byte.stored > barriers {
                 return Err(("adds to what nobody has stored before a barrier", at));
@@ -148,14 +150,18 @@ impl Memory {
             if byte.is_loaded {
                 return Err(("adds to what has been loaded", at));
             }
-            if byte.added > barriers && byte.adder.map(|by| by.warp) != adder.map(|by| by.warp) {
+            if byte.added > barriers && last.map(|by| by.warp) != adder.map(|by| by.warp) {
                 return Err(("adds what depends on the order of warps", at));
             }
-            if byte.added > barriers && adder.is_some() && byte.adder == adder {
+            if byte.added > barriers && adder.is_some() && last == adder {
                 return Err(("adds what depends on the order of lanes", at));
             }
-            (byte.added, byte.adder) = (barriers + 1, adder);
+            byte.added = barriers + 1;
         }
+        match adder {
+            Some(adder) => self.adders.insert(at, adder),
+            None => self.adders.remove(&at),
+        };
         let before = (0..4).fold(0, |word, byte| {
             word | u32::from(bytes[byte].value) << (8 * byte)
         });

@@ -40,6 +40,7 @@ mod run;
 mod scheduler;
 mod shared;
 mod silu;
+mod stacks;
 mod store_buffer;
 mod warp;
 

@@ -29,6 +29,12 @@ struct Allocation {
     bytes: Vec<u8>,
 }
 
+impl Allocation {
+    fn holds(&self, address: u64, bytes: u64) -> bool {
+        address >= self.start && address + bytes <= self.start + self.bytes.len() as u64
+    }
+}
+
 struct RankMemory {
     /// Ascending by start.
     live: Vec<Allocation>,
@@ -155,11 +161,8 @@ impl Memory {
 
     /// Whether both addresses lie in the same allocation.
     pub fn are_in_one_allocation(&self, one: u64, other: u64) -> bool {
-        let place = |address| {
-            let found = self.find("access", address, 1);
-            found.map(|(rank, index, _)| (rank, index)).ok()
-        };
-        place(one).is_some() && place(one) == place(other)
+        let found = self.find("access", one, 1);
+        found.is_ok_and(|(rank, index, _)| self.ranks[rank].live[index].holds(other, 1))
     }
 
     fn find(
@@ -176,9 +179,8 @@ impl Memory {
         let rank = rank_of(address).ok_or(outside)?;
         let memory = self.ranks.get(rank).ok_or(outside)?;
         let holds = |index: usize| {
-            memory.live.get(index).is_some_and(|a| {
-                address >= a.start && address + bytes <= a.start + a.bytes.len() as u64
-            })
+            let allocation = memory.live.get(index);
+            allocation.is_some_and(|allocation| allocation.holds(address, bytes))
         };
         let recent = &memory.recent[(address / PAGE) as usize % RECENT];
         let mut index = recent.get();

@@ -25,14 +25,12 @@ use crate::memory::Memory;
 use crate::options::Options;
 use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
+use crate::stacks;
 use crate::store_buffer::StoreBuffer;
 use crate::warp::Warp;
 
 /// Simulated time that a turn takes.
 const TURN_NS: u64 = 100;
-/// Bytes of a fibre's stack, of which only those in use take memory. Unoptimised code, as in a user's debug
-/// build, needs more than 256 KiB.
-const STACK_BYTES: usize = 1 << 20;
 /// Most turns of each warp of the machine while one of them stalls. Each turn is one warp's, so that a stall
 /// of a fixed number of turns would be over at once with many warps.
 const LONGEST_STALL: u64 = 50;
@@ -67,7 +65,10 @@ pub struct World {
     queues: Vec<VecDeque<(Kernel, Box<Args>)>>,
     lost: Vec<bool>,
     waiting: Vec<(u32, Reply)>,
-    stacks: Vec<DefaultStack>,
+    /// Whether a launch came or ended since launches were last started.
+    may_start: bool,
+    /// Earliest deadline of the running launches, or one before it.
+    next_deadline: u64,
     steps: u64,
     /// Sum of all versions when every idle warp was last woken.
     woken_at: u64,
@@ -98,7 +99,8 @@ impl World {
             queues: (0..ranks).map(|_| VecDeque::new()).collect(),
             lost: vec![false; ranks as usize],
             waiting: Vec::new(),
-            stacks: Vec::new(),
+            may_start: false,
+            next_deadline: 0,
             steps: 0,
             woken_at: 0,
             idle_since: None,
@@ -189,6 +191,7 @@ impl World {
             return Err(SimulatorError::TooManyWarps { warps });
         }
         queue.push_back((kernel, args));
+        self.may_start = true;
         Ok(())
     }
 
@@ -244,16 +247,13 @@ impl World {
             .filter(|&w| !is_idle(&self.running[w]))
             .filter(|&w| self.running[w].stalled_until <= self.steps)
             .collect();
-        let full: Vec<usize> = (0..self.running.len())
-            .filter(|&w| !self.running[w].buffer.borrow().is_empty())
-            .collect();
         let under_way = !self.shared.network.borrow().is_empty();
         let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
         match choice {
-            0 if !full.is_empty() => self.drain(&full),
+            0 if self.drain() => {}
             1 if under_way => self.deliver(),
             _ if !awake.is_empty() => self.resume(&awake),
-            _ if !full.is_empty() => self.drain(&full),
+            _ if self.drain() => {}
             _ if under_way => self.deliver(),
             _ => {
                 let stalled = self.running.iter_mut().filter(|w| w.stalled_until > 0);
@@ -280,12 +280,18 @@ impl World {
         has_changed
     }
 
-    fn drain(&mut self, full: &[usize]) {
-        let which = full[self.shared.rng.borrow_mut().random_range(0..full.len())];
-        self.running[which]
-            .buffer
-            .borrow_mut()
-            .drain_one(&self.shared);
+    /// Makes a random write visible; false if there is none.
+    fn drain(&mut self) -> bool {
+        let buffers = self.running.iter().map(|warp| &warp.buffer);
+        let full: Vec<_> = buffers
+            .filter(|buffer| !buffer.borrow().is_empty())
+            .collect();
+        if full.is_empty() {
+            return false;
+        }
+        let which = self.shared.rng.borrow_mut().random_range(0..full.len());
+        full[which].borrow_mut().drain_one(&self.shared);
+        true
     }
 
     fn deliver(&mut self) {
@@ -317,9 +323,10 @@ impl World {
             let warp = self.running.swap_remove(which);
             // A launch ends once all its writes are visible.
             warp.buffer.borrow_mut().drain_all(&self.shared);
-            self.stacks.push(warp.fibre.into_stack());
+            stacks::give_back(warp.fibre.into_stack());
             self.shared.bump(warp.rank);
             if self.running.iter().all(|other| other.rank != warp.rank) {
+                self.may_start = true;
                 self.shared.launch_ended(warp.rank);
             }
         }
@@ -327,6 +334,9 @@ impl World {
 
     /// Starts the next launch of every rank that has nothing running.
     fn start_launches(&mut self) {
+        if !std::mem::take(&mut self.may_start) {
+            return;
+        }
         for rank in 0..self.options.ranks {
             let idle = self.running.iter().all(|warp| warp.rank != rank);
             if !idle || self.lost[rank as usize] {
@@ -352,6 +362,7 @@ impl World {
         };
         let deadline_ns = common.deadline_ns;
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
+        self.next_deadline = self.next_deadline.min(deadline);
         let own = common.peers + 8 * u64::from(common.rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
             // Between nodes combine waits for credits, so that none is late.
@@ -383,12 +394,7 @@ impl World {
             let state = (shared, buffer.clone(), idle_at.clone(), args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             block.buffers.borrow_mut().push(buffer.clone());
-            let stack = self
-                .stacks
-                .pop()
-                .or_else(|| DefaultStack::new(STACK_BYTES).ok())
-                .expect("memory for a fibre's stack");
-            let fibre = Coroutine::with_stack(stack, move |yielder, ()| {
+            let fibre = Coroutine::with_stack(stacks::take(), move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
                 let warp = Warp {
                     shared,

@@ -106,11 +106,7 @@ impl StoreBuffer {
         if !self.writes.iter().any(&chosen) {
             return;
         }
-        let (out, rest) = std::mem::take(&mut self.writes)
-            .into_iter()
-            .partition(chosen);
-        self.writes = rest;
-        let out: Vec<Write> = out;
+        let out: Vec<_> = self.writes.extract_if(.., |write| chosen(write)).collect();
         for write in &out {
             self.commit(write, shared);
         }

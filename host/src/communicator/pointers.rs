@@ -10,7 +10,7 @@ impl Communicator {
     /// does not synchronize.
     pub const fn device_pointers(&self) -> DevicePointers {
         let shape = &self.common.shape;
-        let (own, window) = (self.common.own_window, &self.common.window);
+        let (own, window) = (self.common.own_window, self.common.window);
         let first = Rank(0);
         let sends = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => [0, 0],

@@ -190,7 +190,7 @@ impl Communicator {
         let Open::Received(received) = self.open else {
             return Err(self.wrong_order("combine"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let mut args = input.args(output, &self.common, &self.plan, received, taken)?;
         let kernel = if self.plan.config().skip_a2a {
             args.options.shared_index = self.rank().0;
@@ -212,7 +212,7 @@ impl Communicator {
         let Open::Received(received) = self.open else {
             return Err(self.wrong_order("combine_async"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let args = input.args(output, &self.common, &self.plan, received, taken)?;
         let returned = Returned {
             received,
@@ -233,7 +233,7 @@ impl Communicator {
         else {
             return Err(self.wrong_order("combine_wait"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let args = input.args(output, &self.common, &self.plan, *received, taken)?;
         self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
     }

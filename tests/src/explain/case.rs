@@ -99,6 +99,7 @@ impl Case {
             phase,
             grid,
             self.common.shape.spans_nodes(),
+            ferry_layout::ReceiveLayout::ByExpert,
         )
     }
 

@@ -24,7 +24,9 @@ use super::Suite;
 use super::on_devices::{self, Case, Devices};
 use crate::formats::Layout;
 use crate::rig::{self, factors};
-use crate::verify::{Compared, Oracle, POISON, Placement, RankOutputs, Received, compare_rows};
+use crate::verify::{
+    Compared, Contents, Oracle, POISON, Placement, RankOutputs, Received, compare_rows,
+};
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 24;
@@ -202,7 +204,8 @@ impl Memory {
         let [before, behind] = beyond;
         Ok(RankOutputs {
             rank: self.number,
-            received,
+            received: Contents::ByExpert(received),
+            combined_weights: Vec::new(),
             combined: self.combined()?.flatten_all()?.to_vec1()?,
             beyond: [before?, behind?].concat(),
         })

@@ -4,6 +4,7 @@ mod credits;
 pub mod ending;
 pub mod received;
 pub mod reduce;
+mod rows;
 mod send;
 mod send_batched;
 mod send_exact;
@@ -79,7 +80,9 @@ fn wait_and_reduce<M: Machine>(
     launch.enter()?;
     let (_, tactics) = tactics_of(&launch, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
+    launch.end(reduce_rows(
+        &launch, args, options, tactics, reducer, ending,
+    ))
 }
 
 /// Runs [`combine`] with the last step `ending`.
@@ -99,7 +102,9 @@ fn send_and_reduce<M: Machine>(
         return launch.end(sent);
     }
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(&launch, args, tactics, reducer, ending))
+    launch.end(reduce_rows(
+        &launch, args, options, tactics, reducer, ending,
+    ))
 }
 
 /// Begins a launch.
@@ -110,7 +115,10 @@ fn begin<'a, M: Machine>(
     options: &CombineOptions,
     kernel: Kernel,
 ) -> Launch<'a, M> {
-    Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
+    Launch {
+        varies: options.rows.is_on != 0,
+        ..Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
+    }
 }
 
 /// The extent that dispatch found over all sources, and the tactics of this launch.

@@ -11,8 +11,13 @@ const LATE_TURNS: u64 = 100_000;
 impl World {
     /// Reports a launch that goes on waiting after its deadline. A deadline ends waits, but work may take
     /// longer: a rank that has worked since is not late.
-    pub(super) fn find_overdue(&self) {
+    pub(super) fn find_overdue(&mut self) {
         let now = self.shared.clock.get();
+        if now <= self.next_deadline {
+            return;
+        }
+        let deadlines = self.running.iter().map(|warp| warp.deadline);
+        self.next_deadline = deadlines.min().unwrap_or(u64::MAX);
         let allowed_ns = LATE_TURNS * TURN_NS * self.running.len() as u64;
         let is_overdue = |warp: &&Running| {
             let worked_at = self.shared.worked_at[warp.rank as usize].get();

@@ -173,9 +173,8 @@ impl Warp<'_> {
             return Vec::new();
         }
         let data = self.load_bytes(row.start + u64::from(start), u64::from(end - start));
-        let (words, _) = data.as_chunks();
-        let words: Vec<u32> = words.iter().map(|&word| u32::from_le_bytes(word)).collect();
-        words.as_chunks().0.to_vec()
+        let (vectors, _) = data.as_chunks::<{ 4 * WORDS }>();
+        vectors.iter().copied().map(bytemuck::must_cast).collect()
     }
 
     /// Stores the words of a tile in bytes `start..end` of a row.
@@ -187,10 +186,9 @@ impl Warp<'_> {
         tile: &[Vector; DEPTH],
         polled: Polled,
     ) {
-        let words = tile.as_flattened().as_flattened().iter();
-        let bytes = words.flat_map(|word| word.to_le_bytes());
-        let bytes: Vec<u8> = bytes.take(end.saturating_sub(start) as usize).collect();
-        self.store_bytes(row.start + u64::from(start), &bytes, polled);
+        let bytes: &[u8] = bytemuck::must_cast_slice(tile.as_flattened());
+        let length = bytes.len().min(end.saturating_sub(start) as usize);
+        self.store_bytes(row.start + u64::from(start), &bytes[..length], polled);
     }
 }
 
