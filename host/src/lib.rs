@@ -153,6 +153,7 @@ pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
+pub use communicator::view::View;
 pub use device::Device;
 #[cfg(feature = "cuda")]
 pub use device::kernels::Kernels;

@@ -44,9 +44,10 @@ sized!(ferry_dispatch_input, 528);
 pub struct ferry_dispatch_output {
     /// sizeof(ferry_dispatch_output).
     pub size: usize,
-    /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    /// then token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row
-    /// source * max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see ferry_view.
+    /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank, then
+    /// token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row source *
+    /// max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
+    /// ferry_communicator_view.
     pub tokens: ferry_tensor,
     /// Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
     /// [capacity, hidden / 128], unless transposed_scales is 1); one byte each
@@ -57,9 +58,9 @@ pub struct ferry_dispatch_output {
     pub scale_offsets: ferry_tensor,
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     pub row_scales: ferry_tensor,
-    /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A group is an expert
-    /// of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
-    /// rows, which count here; combine does not read padding rows. Never above the capacity.
+    /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    /// group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
+    /// a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
     pub row_offsets: ferry_tensor,
     /// FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     /// g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
@@ -97,7 +98,8 @@ pub struct ferry_combine_input {
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     /// of a token are not summed.
     pub topk_weights: ferry_tensor,
-    /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the router's.
+    /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
+    /// router's.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,

@@ -54,7 +54,8 @@ pub enum ferry_combine_mode {
 pub enum ferry_receive_layout {
     /// A row for each assignment, by expert.
     FERRY_RECEIVE_BY_EXPERT = 0,
-    /// Rows stay in the receive window, at source * max_tokens_per_rank + token: ferry_view says where.
+    /// Rows stay in the receive window, at source * max_tokens_per_rank + token: ferry_communicator_view says
+    /// where.
     FERRY_RECEIVE_VIEW = 1,
     /// Rows are copied to the same places of a tensor of yours.
     FERRY_RECEIVE_STRIDED = 2,

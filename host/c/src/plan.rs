@@ -211,10 +211,10 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
     })
 }
 
-/// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of `tokens`
-/// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
-/// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
-/// Addresses are 0. Not collective. Does not synchronise.
+/// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of
+/// `tokens` tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or
+/// FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a
+/// token, else 0. Addresses are 0. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_combine_layout(
     plan: *const ferry_plan,

@@ -230,6 +230,18 @@ pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
     ferry_tensor::given(tensor.at.address(), number, dims)
 }
 
+/// Converts a tensor with gaps to C's.
+pub(crate) fn strided<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
+    let mut strided = ferry_tensor {
+        bytes: tensor.at.bytes(),
+        ..shown(tensor)
+    };
+    for (place, &stride) in strided.strides.iter_mut().zip(&tensor.strides) {
+        *place = stride as u64;
+    }
+    strided
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

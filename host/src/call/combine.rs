@@ -38,7 +38,7 @@ impl CombineInput {
         }
     }
 
-    /// The kernels' arguments. `taken`: [`Device::epilogue_bytes`](crate::Device::epilogue_bytes).
+    /// The kernels' arguments. `taken`: bytes of the user's epilogue in the kernels, if they have one.
     pub(crate) fn args(
         &self,
         output: &CombineOutput,
@@ -125,8 +125,6 @@ impl CombineInput {
             is_counted,
         } = received;
         let rows = self.returned_rows(output, plan, received)?;
-        // The kernels of rows that stay as they came have Ferry's steps.
-        let taken = taken.filter(|_| rows.is_on == 0);
         if rows.is_on != 0 && matches!(self.epilogue, CombineEpilogue::Own(_)) {
             let receive = plan.config().receive;
             return Err(EpilogueError::RowsAsTheyCame { receive }.into());

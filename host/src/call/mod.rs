@@ -54,10 +54,11 @@ pub struct DispatchInput {
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
 ///
 /// - [by expert](crate::ReceiveLayout::ByExpert) any number, in blockwise FP8 a multiple of 4, and
-///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are written, and
-///   the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
+///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are
+///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
 /// - for compact rows any number, likewise;
-/// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks * max_tokens_per_rank`.
+/// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
+///   max_tokens_per_rank`.
 ///
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
 /// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
@@ -74,10 +75,10 @@ pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
     /// half), 16-byte aligned.
     ///
-    /// By expert: rows by expert, then source rank, then token, then top-k slot, if a token
-    /// names an expert twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens
-    /// precede them, in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a)
-    /// this rank's part of the tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): row `t` is token `start + t`. Rows from
+    /// By expert: rows by expert, then source rank, then token, then top-k slot, if a token names an expert
+    /// twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens precede them, in
+    /// their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of the
+    /// tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): row `t` is token `start + t`. Rows from
     /// `row_offsets[groups]` on, and those that pad a group, are not written.
     ///
     /// Strided and compact: a row for each source rank and token. Rows without a token are not written, or
@@ -91,10 +92,11 @@ pub struct DispatchOutput {
     /// each row's own global scale. An element is its code times its scale times this. `None` for a view,
     /// where it lies in each row.
     pub row_scales: Option<Tensor<1>>,
-    /// u32 `[groups + 1]` ([`Plan::groups`](crate::Plan::groups)), by expert only: the first row of each group, and the end of the
-    /// last. A group is a local expert; with a shared expert, that is the first group, and local expert `e`
-    /// is group `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: if
-    /// more rows arrive, groups end with the last row that fits, and the groups after it are empty.
+    /// u32 `[groups + 1]` ([`Plan::groups`](crate::Plan::groups)), by expert only: the first row of each
+    /// group, and the end of the last. A group is a local expert; with a shared expert, that is the first
+    /// group, and local expert `e` is group `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows.
+    /// Never above `capacity`: if more rows arrive, groups end with the last row that fits, and the groups
+    /// after it are empty.
     pub row_offsets: Option<Tensor<1>>,
     /// i32 `[groups]`, by expert only: `0, 1, ..`, the number of each group of rows, for grouped matrix
     /// multiplications that take one.
@@ -172,7 +174,7 @@ pub enum CombineOutput {
     /// The same sums, and weights that came back with the rows: with
     /// [`Config::combine_weights`](crate::Config::combine_weights) and only then.
     Weighted {
-        /// As [`Summed`](Self::Summed).
+        /// The sums, as in [`Summed`](Self::Summed).
         combined: Tensor<2>,
         /// f32 `[tokens, top_k]`, written: for each slot the value of
         /// [`received_weights`](CombineInput::received_weights) on the rank of its expert, in the row of this

@@ -28,6 +28,7 @@ pub(crate) mod launch;
 mod seat;
 mod set_up;
 mod streams;
+pub(crate) mod view;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`combine`](Self::combine)).

@@ -248,7 +248,7 @@ impl Communicator {
     }
 
     /// The error of a call that does not come next; after the communicator gave up, the reason.
-    fn wrong_order(&self, call: &'static str) -> Error {
+    pub(super) fn wrong_order(&self, call: &'static str) -> Error {
         let open = self.round();
         let rank = self.rank();
         let wrong = Error::WrongOrder { call, rank, open };

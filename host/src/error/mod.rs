@@ -12,7 +12,9 @@ pub(crate) mod warnings_tests;
 
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFormat};
+use ferry_layout::{
+    Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, ReceiveLayout, TokenFormat,
+};
 
 use self::text::{green_context, in_its_place, paths};
 use crate::error::round::Round;
@@ -314,6 +316,12 @@ pub enum Error {
         rank: Rank,
         /// State of its round.
         open: Round,
+    },
+    /// A view of received rows in another receive layout.
+    #[error("view needs a plan whose receive is view, and this one's is {receive}")]
+    NoView {
+        /// The plan's receive layout.
+        receive: ReceiveLayout,
     },
     /// A communicator cannot be closed while its round is open. Nothing was freed, and nothing is closed:
     /// finish the round, then close the communicator that [`CloseError`](crate::CloseError) returned.

@@ -3,8 +3,8 @@
 use ferry_layout::{ReceiveLayout, Shape, scale_placement};
 
 use crate::error::{Error, Problem};
-use crate::plan::MAX_ROWS;
 use crate::plan::Plan;
+use crate::plan::check::MAX_ROWS;
 use crate::plan::scale_form::ScaleForm;
 
 /// Capacity of the outputs of a dispatch on one rank.

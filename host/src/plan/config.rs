@@ -72,8 +72,8 @@ pub struct Config {
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
     /// Layout of the rows that dispatch leaves on the experts' rank. All but
-    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes one
-    /// row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales.
+    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes
+    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales.
     #[cfg_attr(feature = "serde", serde(default))]
     pub receive: ReceiveLayout,
     /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
@@ -84,8 +84,8 @@ pub struct Config {
     /// [`ReceiveLayout::Strided`] only. Otherwise they keep their bits.
     #[cfg_attr(feature = "serde", serde(default))]
     pub clear_absent: bool,
-    /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that keeps
-    /// rows as they came: `CombineInput::received_weights` to `CombineOutput::weights`.
+    /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that
+    /// keeps rows as they came: `CombineInput::received_weights` to `CombineOutput::weights`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine_weights: bool,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
@@ -150,9 +150,9 @@ const fn deadline() -> Duration {
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
-    /// [`CombineMode::Reduced`], rows by expert, no shared expert, a deadline of 10 seconds, no debug checks, all
-    /// multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape (`specialise`
-    /// is false), and none with options.
+    /// [`CombineMode::Reduced`], rows by expert, no shared expert, a deadline of 10 seconds, no debug checks,
+    /// all multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape
+    /// (`specialise` is false), and none with options.
     pub const fn new(
         experts: usize,
         top_k: usize,

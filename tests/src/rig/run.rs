@@ -57,7 +57,7 @@ pub struct Run {
 
 /// A view, and its rows if they were read.
 struct Seen {
-    view: ReceivedView,
+    view: View,
     rows: Option<Viewed>,
 }
 
@@ -262,7 +262,7 @@ impl Run {
     }
 
     /// View of a rank's dispatch, if it has one.
-    pub fn view(&self, round: usize, r: usize) -> Option<ReceivedView> {
+    pub fn view(&self, round: usize, r: usize) -> Option<View> {
         let seen = self.views.get(round)?[r].as_ref()?;
         Some(seen.view)
     }

@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use ferry::{
-    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ReceivedView,
-    ScaleTensor, Tensor, TokenFormat,
+    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, Tensor,
+    TokenFormat, View,
 };
 use ferry_reference::bf16;
 
@@ -205,11 +205,7 @@ impl Rows {
 }
 
 /// Reads the rows of a view out of the window. Synchronises, but not with other streams.
-pub fn read_view(
-    device: &dyn Device,
-    view: &ReceivedView,
-    layout: &RowLayout,
-) -> Result<Viewed, Error> {
+pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result<Viewed, Error> {
     let part = |at: Option<DevicePtr>, width: usize| -> Result<Vec<u8>, Error> {
         let Some(at) = at else {
             return Ok(Vec::new());

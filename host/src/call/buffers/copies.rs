@@ -161,11 +161,10 @@ fn compact_rows(source_rows: &[i32], capacity: usize) -> Result<usize, Error> {
 
 impl DispatchBuffers {
     /// Copies this rank's tokens to the device: BF16 `x` (as `bf16` of the crate `half`, version 2, or as
-    /// `u16`) `[tokens, hidden]`, `topk_ids` (as `i32` or `i64`) and the router's weights `[tokens, top_k]`. The
-    /// first call
-    /// allocates memory for `max_tokens_per_rank` tokens, and every later one copies to the same addresses,
-    /// also for a captured graph, until [`free`](Self::free) frees them. No kernel
-    /// may still read the copies of an earlier call. Not collective; synchronizes.
+    /// `u16`) `[tokens, hidden]`, `topk_ids` (as `i32` or `i64`) and the router's weights `[tokens, top_k]`.
+    /// The first call allocates memory for `max_tokens_per_rank` tokens, and every later one copies to the
+    /// same addresses, also for a captured graph, until [`free`](Self::free) frees them. No kernel may still
+    /// read the copies of an earlier call. Not collective; synchronizes.
     ///
     /// # Errors
     /// [`Error::TooManyTokens`]; [`Error::Tensor`] for lengths or elements that do not fit; errors of the
@@ -234,11 +233,10 @@ impl DispatchBuffers {
 impl CombineBuffers {
     /// Copies the experts' outputs to the device: BF16 rows (as `bf16` of the crate `half`, version 2, or as
     /// `u16`) in the order of `output`, up to its capacity and at least up to the last row with a token.
-    /// Fewer are not detected, and combine then sums undefined rows. It
-    /// reads no row that pads a group or has no token, so these may hold anything. The first call allocates memory for the
-    /// capacity of `output`, and later ones copy to the same address, unless the capacity grows;
-    /// [`free`](Self::free) frees it. No kernel may still read the copies of an earlier call. Not collective;
-    /// synchronizes.
+    /// Fewer are not detected, and combine then sums undefined rows. It reads no row that pads a group or has
+    /// no token, so these may hold anything. The first call allocates memory for the capacity of `output`,
+    /// and later ones copy to the same address, unless the capacity grows; [`free`](Self::free) frees it. No
+    /// kernel may still read the copies of an earlier call. Not collective; synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.

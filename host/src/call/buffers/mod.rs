@@ -26,7 +26,7 @@ use crate::tensor::handles::DevicePtr;
 /// |---|---|---|
 /// | `tokens`, but of a view | `[rows, hidden]` | `rows * hidden * bits / 8` |
 /// | `scales`, transposed | `[hidden / 128, rows]` | `4 * rows * hidden / 128` |
-/// | `scales`, row-major, but of a view | `[rows, hidden / group]` | `rows * hidden / group`, in blockwise FP8 four times as many |
+/// | `scales`, row-major, but of a view | `[rows, hidden / group]` | `rows * hidden / group` scales |
 /// | `scales`, tiled | `[scale_blocks, groups / 4, 32, 4, 4]` | `128 * scale_blocks * groups` |
 /// | `offsets` of tiled scales | `[row_groups]` | `4 * row_groups` |
 /// | `row_scales`, but of a view | `[rows]` | `2 * rows` |
@@ -39,8 +39,8 @@ use crate::tensor::handles::DevicePtr;
 /// | `expert_rows`, not by expert | `[local_experts]` | `4 * local_experts` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
-/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16 in NVFP4; `groups` is
-/// `hidden / group`.
+/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16
+/// in NVFP4; `groups` is `hidden / group`. A scale of blockwise FP8 has 4 bytes, any other one.
 ///
 /// A drop leaves the memory allocated, as kernels and copies of the addresses may still use it;
 /// [`free`](Self::free) frees it.

@@ -69,7 +69,7 @@ fn kernels_with_options_and_ferrys_own_steps_are_taken_as_those() {
 #[test]
 fn kernels_with_options_that_do_not_fit_are_refused() {
     let refused = |text: String| {
-        checked_with_options(text, None)
+        checked_with_options(text, KernelSet::WithOptions, None)
             .err()
             .expect("refused")
             .to_string()
@@ -192,7 +192,9 @@ fn kernels_of_one_node_are_taken_and_told_from_those_of_several() {
     };
     let (plain, options) = (without(ptx()), without(ptx_with_options(8)));
     assert!(plain.contains("ferry_combine(") && !of(&plain) && !of(&options));
-    assert!(checked(plain).is_ok() && checked_with_options(options, None).is_ok());
+    assert!(
+        checked(plain).is_ok() && checked_with_options(options, KernelSet::WithOptions, None).is_ok()
+    );
 }
 
 #[test]
