@@ -183,7 +183,8 @@ fn parse_ids(file: &SafeTensors<'_>, rank: usize, sizes: [usize; 2]) -> Result<V
     }
     let wide = values(&view, i64::from_le_bytes);
     let narrow = wide.iter().map(|&id| {
-        i32::try_from(id).with_context(|| format!("tensor {name}: there is no expert {id}"))
+        let narrow = i32::try_from(id).ok();
+        narrow.with_context(|| format!("tensor {name}: there is no expert {id}"))
     });
     narrow.collect()
 }
