@@ -1,5 +1,5 @@
-//! Rows that stay as they came, on simulated ranks: each layout in each format gives what the oracle gives, bit
-//! for bit, whatever the order of events, and says what was wrong with inputs, outputs and peers.
+//! Rows that stay as they came, on simulated ranks: each layout in each format gives what the oracle gives,
+//! bit for bit, whatever the order of events, and says what was wrong with inputs and outputs.
 //!
 //! 300 cases of each layout and format take minutes: `cargo run --release -p ferry-tests -- rows`.
 
@@ -214,8 +214,8 @@ fn a_view_that_is_read_too_late_is_all_ones() {
     assert!(rows > 300, "{rows}");
 }
 
-/// Runs a case with `id` in one slot of i64 ids, where the oracle has -1. Also returns its round, its rank and
-/// its index.
+/// Runs a case with `id` in one slot of i64 ids, where the oracle has -1. Also returns its round, its rank
+/// and its index.
 fn run_with_id(case: &Case, id: i64, dice: &mut Dice) -> Option<(Run, [usize; 3])> {
     let (round, rank) = (dice.below(case.tokens.len()), dice.below(case.ranks));
     let slots = case.tokens[round][rank] * case.top_k;
@@ -239,7 +239,7 @@ fn run_with_id(case: &Case, id: i64, dice: &mut Dice) -> Option<(Run, [usize; 3]
     Some((run, [round, rank, slot]))
 }
 
-/// Of an id of 64 bits all bits count: 2^32 + 3 is not expert 3.
+/// All bits of an id count: 2^32 + 3 is not expert 3.
 #[test]
 fn an_id_of_64_bits_is_named_and_left_out() {
     let mut found = 0;

@@ -1,6 +1,5 @@
 //! The files of a replay: tensors in, tensors out.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,6 +9,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use super::rows;
+use super::stored::{Stored, Tensors, bytes_of};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
 use crate::verify::{Contents, RankOutputs, Received};
@@ -261,16 +261,6 @@ fn parse_rank(
         topk_ids,
         topk_weights,
     })
-}
-
-/// A tensor: type, shape, bytes.
-pub(super) type Stored = (Dtype, Vec<usize>, Vec<u8>);
-
-/// Tensors by name.
-pub type Tensors = HashMap<String, Stored>;
-
-pub(super) fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
 /// Tensors that a rank's round left, without the rows that are not in use.

@@ -4,7 +4,7 @@ use ferry::ReceiveLayout;
 use ferry::TokenFormat;
 use safetensors::Dtype;
 
-use super::file::{Stored, bytes_of};
+use super::stored::{Stored, bytes_of};
 use crate::rig::Settings;
 use crate::verify::Rows;
 

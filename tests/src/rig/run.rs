@@ -317,7 +317,8 @@ impl Run {
         }
     }
 
-    /// With debug checks, a view that has ended is all ones in its rows' payload and scales.
+    /// Checks, if the case has debug checks, that a view that has ended is all ones in its rows' payload and
+    /// scales.
     fn compare_ended_view(&self, r: usize) {
         let round = self.tensors.len() - 1;
         let seen = self.views.get(round).and_then(|seen| seen[r].as_ref());

@@ -10,7 +10,7 @@ use crate::formats;
 /// Layout of a rank's outputs whose rows stay as they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
-    /// Where rows are.
+    /// Place of the rows.
     pub receive: ReceiveLayout,
     /// Format of the rows.
     pub format: TokenFormat,
@@ -152,7 +152,7 @@ impl Rows {
         }
     }
 
-    /// What the oracle says of rows, without their payload.
+    /// Describes rows as the oracle does, without their payload.
     pub fn described(layout: RowLayout, rows: &ReceivedRows) -> Self {
         Self {
             layout,
