@@ -33,7 +33,7 @@ fn few_multiprocessors() {
 
 #[test]
 fn rows_that_stay_as_they_came() {
-    // 22 in each layout, on one node and on two.
+    // 24 in each layout, on one node and on two.
     suite(" rows", 144);
 }
 
