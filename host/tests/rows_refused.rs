@@ -118,8 +118,8 @@ fn outputs_of_another_layout_are_refused_by_name() {
         assert_eq!(
             text,
             format!(
-                "the capacity of a dispatch's outputs does not work: rows is 2, but receive is {receive}, with \
-                 3 rows: ranks * max_tokens_per_rank"
+                "the capacity of a dispatch's outputs does not work: rows is 2, but receive is {receive}, \
+                 with 3 rows: ranks * max_tokens_per_rank"
             )
         );
     }

@@ -77,8 +77,8 @@ fn fields_of_some_layouts_are_refused_in_others() {
     let by_expert = ReceiveLayout::ByExpert;
     let needs_fp8 =
         "transposed_scales is true, but format is bf16, and only scales of fp8 can be transposed";
-    let anyway = "transposed_scales is true, but receive is by-expert, where the scales of fp8 are transposed \
-                  anyway";
+    let anyway = "transposed_scales is true, but receive is by-expert, where the scales of fp8 are \
+                  transposed anyway";
     assert_eq!(lines(transposed(by_expert, FP8)), [anyway]);
     assert_eq!(
         lines(transposed(by_expert, TokenFormat::Bf16)),
@@ -112,8 +112,8 @@ fn fields_of_some_layouts_are_refused_in_others() {
     assert_eq!(
         lines(weights(by_expert)),
         [
-            "combine_weights is true, but receive is by-expert, and weights return only with rows that stay as \
-          they came"
+            "combine_weights is true, but receive is by-expert, and weights return only with rows that \
+             stay as they came"
         ]
     );
     for receive in KEEP_ROWS {
@@ -150,7 +150,7 @@ fn there_is_a_row_for_each_source_and_token_without_padding() {
         by_expert.contains("top_k, with padding, is 85899"),
         "{by_expert}"
     );
-    let counted = "ranks * max_tokens_per_rank * top_k is 8589934592, and at most 2147483647 rows can be counted";
+    let counted = "top_k is 8589934592, and at most 2147483647 rows can be counted";
     assert!(text(ReceiveLayout::Compact).ends_with(counted));
 }
 
@@ -232,4 +232,50 @@ fn scales_lie_as_format_and_layout_say() {
     }
     let by_expert = ScaleForm::Transposed { multiple: 4 };
     assert_eq!(form(ReceiveLayout::ByExpert, FP8, false), by_expert);
+}
+
+/// A number with commas between groups of three digits.
+fn grouped(number: u64) -> String {
+    if number < 1000 {
+        number.to_string()
+    } else {
+        format!("{},{:03}", grouped(number / 1000), number % 1000)
+    }
+}
+
+/// Rows of a token on all of `ranks` ranks, a row for each rank with one of its 8 of 256 experts: on average
+/// over all choices.
+fn rows_of_a_token(ranks: u32) -> f64 {
+    let (experts, local) = (256.0, 256.0 / f64::from(ranks));
+    let none_here: f64 = (0..8)
+        .map(|slot| (experts - local - f64::from(slot)) / (experts - f64::from(slot)))
+        .product();
+    f64::from(ranks) * (1.0 - none_here)
+}
+
+#[test]
+fn the_guide_says_what_outputs_of_each_layout_take() {
+    let page = include_str!("../../docs/receive.md");
+    for (ranks, tokens) in [(4, 4096), (8, 4096), (64, 128)] {
+        for format in [TokenFormat::Bf16, FP8] {
+            let bytes = |receive| {
+                let config = Config {
+                    format,
+                    receive,
+                    ..Config::new(256, 8, 7168, tokens)
+                };
+                let plan = Plan::check(ranks, true, config).unwrap();
+                let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
+                grouped(layout.iter().map(|tensor| tensor.bytes).sum())
+            };
+            let [by_expert, view, strided, compact] = ReceiveLayout::ALL.map(bytes);
+            assert_eq!(strided, compact);
+            let tokens = grouped(tokens as u64);
+            let row = format!(
+                "| {ranks} | {tokens} | `{format}` | {by_expert} | {strided} | {view} | 8 | {:.2} |",
+                rows_of_a_token(ranks)
+            );
+            assert!(page.contains(&row), "docs/receive.md lacks {row}");
+        }
+    }
 }
