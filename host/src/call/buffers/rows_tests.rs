@@ -120,6 +120,9 @@ fn buffers_have_the_documented_bytes_and_their_addresses_reach_the_kernels() {
     }
 }
 
+/// Finds a field.
+type Field = fn(&mut DispatchTensors<DevicePtr>) -> &mut Option<DevicePtr>;
+
 #[test]
 fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
     let device = device();
@@ -154,7 +157,7 @@ fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
             );
             assert!(text.starts_with(&wanted), "{text}");
         }
-        let exchanged: [fn(&mut DispatchTensors<DevicePtr>) -> &mut Option<DevicePtr>; 10] = [
+        let exchanged: [Field; 10] = [
             |at| &mut at.tokens,
             |at| &mut at.scales,
             |at| &mut at.scale_offsets,
