@@ -193,7 +193,8 @@ fn kernels_of_one_node_are_taken_and_told_from_those_of_several() {
     let (plain, options) = (without(ptx()), without(ptx_with_options(8)));
     assert!(plain.contains("ferry_combine(") && !of(&plain) && !of(&options));
     assert!(
-        checked(plain).is_ok() && checked_with_options(options, KernelSet::WithOptions, None).is_ok()
+        checked(plain).is_ok()
+            && checked_with_options(options, KernelSet::WithOptions, None).is_ok()
     );
 }
 
