@@ -8,8 +8,8 @@ use std::process::Command;
 
 use ferry::layout::Region;
 use ferry::*;
-use ferry_reference::narrow_ids;
 use ferry_reference::workload::Routing;
+use ferry_reference::{Finish, bf16, combine_rows, narrow_ids, receive_rows};
 use ferry_tests::rig::*;
 use ferry_tests::rows::{self, RowsArgs};
 use ferry_tests::verify::{Contents, RowLayout, read_view};
@@ -134,6 +134,56 @@ fn rows_sent_back_in_batches() {
             ..sized(seed, 16, tokens)
         }
     });
+}
+
+/// Rows of sixteen parts, of which each has more words of scales than a warp has lanes.
+#[test]
+fn rows_of_large_parts() {
+    all(40_450..40_462, |seed| Case {
+        p2p_world_size: 2,
+        top_k: 2,
+        experts: 4,
+        hidden: 128 * 552,
+        tokens: vec![vec![1, 1], vec![0, 2], vec![1, 0]],
+        warps: 40,
+        ..sized(seed, 2, Vec::new())
+    });
+}
+
+/// The experts leave their answers where the rows came, in BF16; here they leave the rows.
+#[test]
+fn answers_may_be_in_the_memory_of_the_rows() {
+    for seed in 40_900..40_960 {
+        let receive = ROW_LAYOUTS[1 + seed as usize % 2];
+        let case = Case {
+            finish: None,
+            initial: [false; 2],
+            specials: false,
+            ..rows_case(seed, receive, TokenFormat::Bf16)
+        };
+        let mut run = Run::with(&case, &case.problems(), |tensors, _| {
+            for tensors in tensors.iter_mut().flatten() {
+                tensors.expert_rows.expert_rows = tensors.output.tokens.unwrap();
+            }
+        });
+        for round in 0..run.tensors.len() {
+            let problem = case.problem(round);
+            let (mut received, mut answers) = (Vec::new(), Vec::new());
+            for rank in 0..case.ranks {
+                let Contents::Rows(rows) = run.contents(round, rank) else {
+                    panic!("rows by expert")
+                };
+                received.push(receive_rows(&problem, rank, rows.layout.numbers()));
+                let elements = rows.tokens.as_chunks().0.iter();
+                answers.push(elements.map(|&x| bf16::from_ne_bytes(x)).collect());
+            }
+            let none = vec![[None, None]; case.ranks];
+            let finish = vec![Finish::NONE; case.ranks];
+            run.expected[round].wanted =
+                combine_rows(&problem, &received, &answers, &none, &finish);
+        }
+        run.expect_success();
+    }
 }
 
 #[test]
@@ -331,6 +381,30 @@ fn rows_that_have_no_room_are_told() {
         run.expect_success();
     }
     assert!(told > 300, "{told}");
+}
+
+/// A rank that never launches is named by all others.
+#[test]
+fn a_rank_that_never_launches_is_named() {
+    for seed in 46_000..46_060 {
+        let case = any_rows_case(seed);
+        let absent = Dice::new(!seed).below(case.ranks);
+        let case = Case {
+            absent: Some(absent),
+            ..case
+        };
+        let run = Run::of(&case);
+        for (r, outcome) in run.outcomes.iter().enumerate() {
+            let Outcome::Fault(fault) = outcome else {
+                assert_eq!(r, absent, "{case:?}");
+                continue;
+            };
+            let wanted = (FaultKind::PeerTimeout, Rank(absent as u32), 1);
+            assert_eq!((fault.kind, fault.peer, fault.epoch), wanted, "{case:?}");
+        }
+        run.compare();
+        run.close();
+    }
 }
 
 #[test]
