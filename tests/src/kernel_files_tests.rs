@@ -71,16 +71,18 @@ fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
 }
 
 #[test]
-fn kernels_with_another_epilogue_are_no_kernels_with_options() {
-    let kernels = |file| {
-        let options_kernels = Some(file);
-        KernelFiles {
-            options_kernels,
-            ..KernelFiles::default()
-        }
-        .kernels()
+fn kernels_with_another_epilogue_are_no_kernels_with_options_and_none_for_rows() {
+    let options = |file| KernelFiles {
+        options_kernels: Some(file),
+        ..KernelFiles::default()
     };
-    for (text, reason) in [
+    let rows = |file| KernelFiles {
+        rows_kernels: Some(file),
+        ..KernelFiles::default()
+    };
+    let flags: [(_, fn(PathBuf) -> KernelFiles); 2] =
+        [("--options-kernels", options), ("--rows-kernels", rows)];
+    let wrong = [
         (
             OTHERS,
             "the kernel ferry_combine_async is given parameters of",
@@ -89,15 +91,18 @@ fn kernels_with_another_epilogue_are_no_kernels_with_options() {
             PROBES,
             "the PTX for sm_90a has no kernel ferry_dispatch_async",
         ),
-    ] {
-        let (file, error) = given("no-options", text, kernels);
-        let wanted = format!("--options-kernels {file}: {reason}");
-        assert!(
-            error
-                .as_ref()
-                .is_some_and(|error| error.starts_with(&wanted)),
-            "{error:?}"
-        );
+    ];
+    for (flag, files) in flags {
+        for (text, reason) in wrong {
+            let (file, error) = given("no-options", text, |file| files(file).kernels());
+            let wanted = format!("{flag} {file}: {reason}");
+            assert!(
+                error
+                    .as_ref()
+                    .is_some_and(|error| error.starts_with(&wanted)),
+                "{error:?}"
+            );
+        }
     }
 }
 
