@@ -11,8 +11,12 @@ fn main() -> std::process::ExitCode {
 
     // Those of one node have nothing of NVSHMEM.
     let packages = match cfg!(feature = "nvshmem") {
-        true => [Package::Kernels, Package::Options],
-        false => [Package::NodeKernels, Package::NodeOptions],
+        true => [Package::Kernels, Package::Options, Package::Rows],
+        false => [
+            Package::NodeKernels,
+            Package::NodeOptions,
+            Package::NodeRows,
+        ],
     };
     match embed(&packages) {
         Ok(()) => std::process::ExitCode::SUCCESS,

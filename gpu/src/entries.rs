@@ -1,8 +1,8 @@
 //! Entries of kernels with options, for an epilogue.
 
-/// Declares all kernels with options, with an epilogue of yours: in a `cdylib` of its own, under the names
-/// that the host expects. `cargo xtask build-ptx --manifest-path` compiles it to PTX. With this crate's
-/// feature `nvshmem` also those that reach ranks of other nodes.
+/// Declares all kernels with options that put rows in expert order, with an epilogue of yours: in a `cdylib`
+/// of its own, under the names that the host expects. `cargo xtask build-ptx --manifest-path` compiles it to
+/// PTX. With this crate's feature `nvshmem` also those that reach ranks of other nodes.
 ///
 /// ```text
 /// #![no_std]
@@ -28,29 +28,51 @@ macro_rules! kernels_with_epilogue {
                 && align_of::<$epilogue>() <= 8,
             "an epilogue has at most MAX_EPILOGUE_BYTES and an alignment of at most 8"
         );
-        $crate::kernel_with_options!(ferry_dispatch_async, false, dispatch_async);
-        $crate::kernel_with_options!(ferry_dispatch_wait, false, dispatch_wait);
-        $crate::kernel_with_options!(ferry_dispatch, false, dispatch);
-        $crate::kernel_with_options!(ferry_combine_async, false, combine_async, $epilogue);
-        $crate::kernel_with_options!(ferry_combine_wait, false, combine_wait, $epilogue);
-        $crate::kernel_with_options!(ferry_combine, false, combine, $epilogue);
-        $crate::kernel_with_options!(ferry_dispatch_local, false, dispatch_local);
-        $crate::kernel_with_options!(ferry_combine_local, false, combine_local, $epilogue);
-        $crate::shmem_kernels_with_options!($epilogue);
+        $crate::kernels_of_rounds!(by_expert, $epilogue);
+        $crate::kernel_with_options!(ferry_dispatch_local, false, dispatch_local, by_expert);
+        $crate::kernel_with_options!(
+            ferry_combine_local,
+            false,
+            combine_local,
+            by_expert,
+            $epilogue
+        );
     };
 }
 
-/// Declares the kernels that reach ranks of other nodes. Part of
-/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// Declares the kernels with options that wait for other ranks, of one kind and for an epilogue. The kind,
+/// `by_expert` or `as_they_came`, names the functions of `DispatchOptions` and `CombineOptions` that make
+/// constants of the other kind's fields. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kernels_of_rounds {
+    ($kind:ident, $epilogue:ty) => {
+        $crate::kernel_with_options!(ferry_dispatch_async, false, dispatch_async, $kind);
+        $crate::kernel_with_options!(ferry_dispatch_wait, false, dispatch_wait, $kind);
+        $crate::kernel_with_options!(ferry_dispatch, false, dispatch, $kind);
+        $crate::kernel_with_options!(ferry_combine_async, false, combine_async, $kind, $epilogue);
+        $crate::kernel_with_options!(ferry_combine_wait, false, combine_wait, $kind, $epilogue);
+        $crate::kernel_with_options!(ferry_combine, false, combine, $kind, $epilogue);
+        $crate::shmem_kernels_with_options!($kind, $epilogue);
+    };
+}
+
+/// Declares those of [`kernels_of_rounds`](crate::kernels_of_rounds) that reach ranks of other nodes.
 #[cfg(feature = "nvshmem")]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! shmem_kernels_with_options {
-    ($epilogue:ty) => {
-        $crate::kernel_with_options!(ferry_dispatch_async_shmem, true, dispatch_async);
-        $crate::kernel_with_options!(ferry_dispatch_shmem, true, dispatch);
-        $crate::kernel_with_options!(ferry_combine_async_shmem, true, combine_async, $epilogue);
-        $crate::kernel_with_options!(ferry_combine_shmem, true, combine, $epilogue);
+    ($kind:ident, $epilogue:ty) => {
+        $crate::kernel_with_options!(ferry_dispatch_async_shmem, true, dispatch_async, $kind);
+        $crate::kernel_with_options!(ferry_dispatch_shmem, true, dispatch, $kind);
+        $crate::kernel_with_options!(
+            ferry_combine_async_shmem,
+            true,
+            combine_async,
+            $kind,
+            $epilogue
+        );
+        $crate::kernel_with_options!(ferry_combine_shmem, true, combine, $kind, $epilogue);
     };
 }
 
@@ -59,37 +81,45 @@ macro_rules! shmem_kernels_with_options {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! shmem_kernels_with_options {
-    ($epilogue:ty) => {};
+    ($kind:ident, $epilogue:ty) => {};
 }
 
 /// Declares a kernel from its name, whether ranks of other nodes are among the peers, the protocol's
-/// function, and for a combine the epilogue. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// function, the kind of [`kernels_of_rounds`](crate::kernels_of_rounds), and for a combine the epilogue.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernel_with_options {
-    ($name:ident, $shmem:literal, $run:ident) => {
+    ($name:ident, $shmem:literal, $run:ident, $kind:ident) => {
         $crate::kernel! {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
             $name(with: $crate::layout::DispatchWith) {
-                // SAFETY: the host built `with` for this rank.
+                let options = &with.options;
+                // SAFETY: the options are of this kind: documented above.
+                unsafe { $crate::kind::assume_dispatch(options, &options.$kind()) };
+                // SAFETY: the host built `with` for this rank: documented above.
                 let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let _ = $crate::protocol::$run(&machine, &with.args, &with.options);
+                let _ = $crate::protocol::$run(&machine, &with.args, options);
             }
         }
     };
-    ($name:ident, $shmem:literal, $run:ident, $epilogue:ty) => {
+    ($name:ident, $shmem:literal, $run:ident, $kind:ident, $epilogue:ty) => {
         $crate::kernel! {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
             $name(with: $crate::layout::CombineWith<$epilogue>) {
-                // SAFETY: the host built `with` for this rank.
+                let options = &with.options;
+                // SAFETY: the options are of this kind: documented above.
+                unsafe { $crate::kind::assume_combine(options, &options.$kind()) };
+                // SAFETY: the host built `with` for this rank: documented above.
                 let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let _ = $crate::protocol::$run(&machine, &with.args, &with.options, &with.epilogue);
+                let _ = $crate::protocol::$run(&machine, &with.args, options, &with.epilogue);
             }
         }
     };

@@ -37,7 +37,7 @@
 //! // `rows.output().tokens`; here they return their input.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
 //!     rank.dispatch(stream, input, rows.output())?;
-//!     let expert_rows = CombineInput::new(rows.output().tokens);
+//!     let expert_rows = CombineInput::new(rows.output().tokens.expect("not a view"));
 //!     rank.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
@@ -106,6 +106,7 @@ pub mod guide {
     pages! {
         rounds
         #[cfg(any(not(doctest), feature = "cuda"))] groups
+        receive
         capacity
         formats
         options
@@ -153,6 +154,7 @@ pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
+pub use communicator::view::View;
 pub use device::Device;
 #[cfg(feature = "cuda")]
 pub use device::kernels::Kernels;
@@ -161,7 +163,9 @@ pub use error::input_fault::InputFault;
 pub use error::round::Round;
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
-pub use ferry_layout::{CombineMode, Fault, FaultKind, Rank, ScaleLayout, TokenFormat};
+pub use ferry_layout::{
+    CombineMode, Fault, FaultKind, Rank, ReceiveLayout, ScaleLayout, TokenFormat,
+};
 #[cfg(feature = "simulator")]
 pub use ferry_simulator as simulator;
 pub use group::Group;

@@ -166,7 +166,7 @@ fn rows_that_are_kept_apart_take_no_shared_expert() {
     let plan = rank.plan().to_owned();
     let buffers = DispatchBuffers::new(rank.device(), &plan).unwrap();
     rank.dispatch(STREAM, &t.input, buffers.output()).unwrap();
-    let input = CombineInput::new(buffers.output().tokens);
+    let input = CombineInput::new(buffers.output().tokens.unwrap());
     let text = sentence(rank.combine(STREAM, &input, &t.combine_output(true)));
     assert!(
         text.contains("a shared expert is given, but the rows of a token are kept apart"),

@@ -20,7 +20,7 @@ fn alone() -> (Communicator, Plan) {
 fn offsets_that_no_dispatch_wrote_are_refused() {
     let (rank, plan) = alone();
     let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
-    let at = rows.output().row_offsets.at;
+    let at = rows.output().row_offsets.unwrap().at;
     for offsets in [[0, 3, 2], [7, 7, 7], [u32::MAX, 0, 4]] {
         rank.device()
             .upload(at, bytemuck::cast_slice(&offsets))
@@ -47,7 +47,10 @@ fn offsets_that_no_dispatch_wrote_are_refused() {
 fn offsets_beyond_the_capacity_are_refused() {
     let (rank, plan) = alone();
     let rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
-    let (at, capacity) = (rows.output().row_offsets.at, plan.max_rows() as u32);
+    let (at, capacity) = (
+        rows.output().row_offsets.unwrap().at,
+        plan.max_rows() as u32,
+    );
     let upload = |offsets: [u32; 3]| {
         let bytes = bytemuck::cast_slice(&offsets);
         rank.device().upload(at, bytes).unwrap();
@@ -81,4 +84,39 @@ fn a_download_before_the_first_dispatch_is_refused() {
         "{refused}"
     );
     rank.close().unwrap();
+}
+
+#[test]
+fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
+    let group = Group::simulated(2, 1).unwrap();
+    let config = Config {
+        receive: ReceiveLayout::Compact,
+        ..Config::new(2, 1, 8, 2)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
+    let rows = DispatchBuffers::new(ranks[0].device(), &plan).unwrap();
+    let at = rows.output().source_rows.unwrap().at;
+    for (numbers, is_taken) in [
+        ([2, 2], true),
+        ([2, 3], false),
+        ([-1, 2], false),
+        ([i32::MAX, i32::MAX], false),
+    ] {
+        let bytes = bytemuck::cast_slice(&numbers);
+        ranks[0].device().upload(at, bytes).unwrap();
+        let received = rows.download();
+        if is_taken {
+            assert_eq!(received.unwrap().src_info.len(), 4);
+            continue;
+        }
+        assert_eq!(
+            received.unwrap_err().to_string(),
+            format!(
+                "tensor source_rows: wanted numbers of rows, at most 4 together, the rows that there are, \
+                 given {numbers:?}"
+            )
+        );
+    }
+    Communicator::close_all(ranks).unwrap();
 }

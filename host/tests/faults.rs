@@ -46,7 +46,8 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
     // Rank 0 receives three rows; the third is of rank 1's token.
     let whole = tensors[0].output;
     let output = &mut tensors[0].output;
-    output.tokens = Tensor::contiguous(output.tokens.at, DataType::Bf16, [2, HIDDEN]);
+    let tokens = output.tokens.unwrap().at;
+    output.tokens = Some(Tensor::contiguous(tokens, DataType::Bf16, [2, HIDDEN]));
     output.src_info = Tensor::contiguous(output.src_info.at, DataType::I32, [2, 2]);
     for is_short in [true, false] {
         if !is_short {
@@ -64,7 +65,10 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
             let text = "rank 0 receives 3 rows in dispatch, round 1, but its outputs hold 2; ";
             assert!(fault.to_string().starts_with(text), "{fault}");
             let offsets = words(&[0, 0, 2], u32::to_le_bytes);
-            assert_eq!(download(&ranks[0], whole.row_offsets.at, 12), offsets);
+            assert_eq!(
+                download(&ranks[0], whole.row_offsets.unwrap().at, 12),
+                offsets
+            );
         } else {
             tensors[0].answer(&ranks[0]);
         }
@@ -92,7 +96,7 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
         let (mut ranks, mut tensors) = two_ranks(seed, config());
         let ids = ranks[1].device().upload_tensor([1, TOP_K], &[3_i32, 9]);
         tensors[1].input.topk_ids = ids.unwrap();
-        tensors[1].output.tokens.dims[0] = 1;
+        tensors[1].output.tokens.as_mut().unwrap().dims[0] = 1;
         tensors[1].output.src_info.dims[0] = 1;
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
             rank.dispatch(STREAM, &t.input, &t.output).unwrap();
@@ -123,12 +127,15 @@ fn tiled_scales_that_are_too_small_take_the_first_blocks() {
         let mut scales_at = Vec::new();
         let (mut ranks, mut tensors) = two_ranks(seed, config);
         for (rank, t) in ranks.iter_mut().zip(&mut tensors) {
-            let capacity = t.output.tokens.dims[0];
+            let capacity = t.output.tokens.unwrap().dims[0];
             let space = |bytes: usize| rank.device().alloc(bytes as u64).unwrap();
             let x = upload(rank, &vec![0; t.input.x.dims[0] * hidden * 2]);
             t.input.x = Tensor::contiguous(x, DataType::Bf16, [t.input.x.dims[0], hidden]);
-            t.output.tokens =
-                Tensor::contiguous(space(capacity * hidden), DataType::E4m3, [capacity, hidden]);
+            t.output.tokens = Some(Tensor::contiguous(
+                space(capacity * hidden),
+                DataType::E4m3,
+                [capacity, hidden],
+            ));
             let scales = upload(rank, &[behind; 2].concat());
             scales_at.push(scales);
             t.output.scales = Some(ScaleTensor::Tiled {
@@ -144,7 +151,7 @@ fn tiled_scales_that_are_too_small_take_the_first_blocks() {
             (FaultKind::OutputTooSmall, Region::ScaleBlocks, 2, 1)
         );
         let offsets = words(&[0, 1, 1], u32::to_le_bytes);
-        let at = tensors[1].output.row_offsets.at;
+        let at = tensors[1].output.row_offsets.unwrap().at;
         assert_eq!(download(&ranks[1], at, 12), offsets);
         for (rank, at) in ranks.iter().zip(scales_at) {
             let both = download(rank, at, 2 * block);

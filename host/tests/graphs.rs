@@ -29,7 +29,7 @@ fn a_round_whose_capture_failed_is_ended_in_a_capture_that_is_thrown_away() {
     let group = group_of(&notes);
     let mut rank = join(&group, config());
     let (input, output) = empty_tensors(&rank);
-    let experts = CombineInput::new(output.tokens);
+    let experts = CombineInput::new(output.tokens.unwrap());
     let sums = CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     // The experts' kernels fail after the dispatch.
     let failed = capture(&notes, || {

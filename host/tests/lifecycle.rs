@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ferry::device::{Args, CombineWith, DispatchWith, FaultPage, Launch};
 use ferry::*;
-use ferry_layout::{Common, PROTOCOL_VERSION};
+use ferry_layout::{Common, PROTOCOL_VERSION, ReceiveLayout};
 use noted::*;
 
 #[test]
@@ -57,7 +57,7 @@ fn a_round_does_nothing_but_launch() {
     .unwrap();
     let (input, output) = empty_tensors(&rank);
     notes.take();
-    let combine = CombineInput::new(output.tokens);
+    let combine = CombineInput::new(output.tokens.unwrap());
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     let combined = CombineOutput::Apart(apart);
     // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
@@ -153,7 +153,7 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
 
 /// Fingerprint of everything that ranks must agree on, including layout and protocol.
 fn fingerprint(plan: &Plan) -> u64 {
-    Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION)
+    Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION, ReceiveLayout::ByExpert)
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     rank.combine(
         Stream::DEFAULT,
-        &CombineInput::new(output.tokens),
+        &CombineInput::new(output.tokens.unwrap()),
         &CombineOutput::Apart(apart),
     )
     .unwrap();

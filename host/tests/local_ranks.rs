@@ -46,7 +46,7 @@ fn given(ranks: &[Communicator]) -> Given {
         streams,
         inputs: [input; 2],
         outputs: [output; 2],
-        rows: [CombineInput::new(output.tokens); 2],
+        rows: [CombineInput::new(output.tokens.unwrap()); 2],
         combined: [combined; 2],
     }
 }

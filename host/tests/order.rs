@@ -58,7 +58,7 @@ impl Tensors {
         Self {
             input,
             output,
-            experts: CombineInput::new(output.tokens),
+            experts: CombineInput::new(output.tokens.unwrap()),
             sums: CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8])),
         }
     }

@@ -28,7 +28,7 @@ fn outputs_within_rows_that_overlap_each_other_are_refused() {
         let mut dispatch = |at| {
             let expert_ids = Tensor::contiguous(memory.plus(at), DataType::I32, [2]);
             let output = DispatchOutput {
-                expert_ids,
+                expert_ids: Some(expert_ids),
                 ..t.output
             };
             rank.dispatch(STREAM, &input, &output).map(drop)
@@ -55,7 +55,7 @@ fn outputs_between_rows_are_taken_unless_they_reach_into_one() {
     for at in (0..3 * stride).step_by(4) {
         let expert_ids = Tensor::contiguous(memory.plus(at), DataType::I32, [2]);
         let output = DispatchOutput {
-            expert_ids,
+            expert_ids: Some(expert_ids),
             ..t.output
         };
         let made = rank.dispatch(STREAM, &input, &output);
@@ -82,7 +82,11 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
         ..config()
     };
     let (mut rank, t) = alone_with(config, &[TOKEN]);
-    let x = Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]);
+    let x = Tensor::contiguous(
+        t.output.tokens.unwrap().at.plus(16),
+        DataType::Bf16,
+        [1, HIDDEN],
+    );
     rank.dispatch_async(STREAM, &DispatchInput { x, ..t.input })
         .unwrap();
     assert_overlap(rank.dispatch_wait(STREAM, &t.output), ["tokens", "x"]);
@@ -99,10 +103,10 @@ fn outputs_that_overlap_each_other_are_refused() {
     let (mut rank, t) = alone_with(config(), &[TOKEN]);
     let at = t.output.src_info.at.plus(8);
     let output = DispatchOutput {
-        expert_ids: Tensor {
+        expert_ids: Some(Tensor {
             at,
-            ..t.output.expert_ids
-        },
+            ..t.output.expert_ids.unwrap()
+        }),
         ..t.output
     };
     let wanted = ["expert_ids", "src_info"];
@@ -110,13 +114,17 @@ fn outputs_that_overlap_each_other_are_refused() {
     rank.dispatch_async(STREAM, &t.input).unwrap();
     assert_overlap(rank.dispatch_wait(STREAM, &output), wanted);
     let addresses = DispatchTensors {
-        tokens: t.output.tokens.at,
-        row_offsets: t.output.row_offsets.at,
-        expert_ids: at,
+        tokens: t.output.tokens.map(|tensor| tensor.at),
+        row_offsets: t.output.row_offsets.map(|tensor| tensor.at),
+        expert_ids: Some(at),
         src_info: t.output.src_info.at,
         scales: None,
         scale_offsets: None,
         row_scales: None,
+        ids: None,
+        weights: None,
+        source_rows: None,
+        expert_rows: None,
     };
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);

@@ -45,7 +45,10 @@ fn round(ranks: &mut [Communicator]) -> Vec<Result<Vec<u16>, Error>> {
         let sum = CombineBuffers::new(&device, &plan).unwrap();
         let (input, output) = (DispatchInput::new(x, topk_ids), *rows.output());
         rank.dispatch(STREAM, &input, &output).unwrap();
-        let (experts, sum) = (CombineInput::new(output.tokens), sum.output(1).unwrap());
+        let (experts, sum) = (
+            CombineInput::new(output.tokens.unwrap()),
+            sum.output(1).unwrap(),
+        );
         rank.combine(STREAM, &experts, &sum).unwrap();
         sums.push(sum.rows());
     }
@@ -144,7 +147,7 @@ fn a_late_rank_that_waits_for_its_peers_is_its_own_culprit() {
     let (mut ranks, _, rows) = late_dispatch(&group(4));
     let late = &mut ranks[3];
     let sums = CombineBuffers::new(late.device(), late.plan()).unwrap();
-    let answers = CombineInput::new(rows.output().tokens);
+    let answers = CombineInput::new(rows.output().tokens.unwrap());
     late.combine(STREAM, &answers, &sums.output(1).unwrap())
         .unwrap();
     let Err(Error::Fault(fault)) = late.synchronize(STREAM) else {

@@ -36,28 +36,28 @@ fn every_dispatch_tensor_is_checked_by_name() {
     };
     assert!(refused(weights, t.output).starts_with("tensor topk_weights: wanted an address"));
     let odd = Tensor {
-        at: t.output.tokens.at.plus(8),
-        ..t.output.tokens
+        at: t.output.tokens.unwrap().at.plus(8),
+        ..t.output.tokens.unwrap()
     };
     let tokens = DispatchOutput {
-        tokens: odd,
+        tokens: Some(odd),
         ..t.output
     };
     assert!(
         refused(t.input, tokens).contains("tokens: wanted an address that is a multiple of 16")
     );
-    let short = Tensor::contiguous(t.output.row_offsets.at, DataType::U32, [2]);
+    let short = Tensor::contiguous(t.output.row_offsets.unwrap().at, DataType::U32, [2]);
     let offsets = DispatchOutput {
-        row_offsets: short,
+        row_offsets: Some(short),
         ..t.output
     };
     assert_eq!(
         refused(t.input, offsets),
         "tensor row_offsets: wanted shape [3], given [2]"
     );
-    let short = Tensor::contiguous(t.output.expert_ids.at, DataType::I32, [1]);
+    let short = Tensor::contiguous(t.output.expert_ids.unwrap().at, DataType::I32, [1]);
     let ids = DispatchOutput {
-        expert_ids: short,
+        expert_ids: Some(short),
         ..t.output
     };
     assert_eq!(
@@ -138,7 +138,7 @@ fn weights_output_and_mode_must_fit_together() {
 #[test]
 fn a_refused_combine_can_be_made_again() {
     let (mut rank, t) = alone(config());
-    let rows = t.output.tokens;
+    let rows = t.output.tokens.unwrap();
     let capacity = rows.dims[0];
     let short = CombineInput::new(Tensor::contiguous(
         rows.at,
@@ -158,7 +158,7 @@ fn a_refused_combine_can_be_made_again() {
 #[test]
 fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
     let (mut rank, t) = alone(config());
-    let rows = t.output.tokens;
+    let rows = t.output.tokens.unwrap();
     let bytes = (2 * rows.elements()) as u64;
     rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     let mut combine = |at: DevicePtr| {
@@ -218,7 +218,7 @@ fn more_scales_than_kernels_can_count_are_refused() {
             ..t.input
         };
         let output = DispatchOutput {
-            tokens: Tensor::contiguous(at, DataType::E4m3, [capacity, 128]),
+            tokens: Some(Tensor::contiguous(at, DataType::E4m3, [capacity, 128])),
             scales: Some(scales),
             ..t.output
         };
@@ -250,9 +250,13 @@ fn outputs_without_room_for_the_shared_experts_rows_are_refused() {
         ..config()
     };
     let (mut rank, t) = alone(config);
-    assert_eq!(t.output.row_offsets.dims, [4]);
+    assert_eq!(t.output.row_offsets.unwrap().dims, [4]);
     let output = DispatchOutput {
-        tokens: Tensor::contiguous(t.output.tokens.at, DataType::Bf16, [0, HIDDEN]),
+        tokens: Some(Tensor::contiguous(
+            t.output.tokens.unwrap().at,
+            DataType::Bf16,
+            [0, HIDDEN],
+        )),
         src_info: Tensor::contiguous(t.output.src_info.at, DataType::I32, [0, 2]),
         ..t.output
     };
@@ -340,7 +344,7 @@ fn transposed_scales_stand_where_bulk_copies_can_read_them() {
             ..t.input
         };
         let output = DispatchOutput {
-            tokens: Tensor::contiguous(at, DataType::E4m3, [rows, 128]),
+            tokens: Some(Tensor::contiguous(at, DataType::E4m3, [rows, 128])),
             scales: Some(ScaleTensor::Transposed(scales)),
             src_info: Tensor::contiguous(at, DataType::I32, [rows, 2]),
             ..t.output
@@ -374,7 +378,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
     };
     let counted = DispatchInput {
         tokens_on_device: Some(Tensor::contiguous(
-            t.output.row_offsets.at,
+            t.output.row_offsets.unwrap().at,
             DataType::U32,
             [1],
         )),
@@ -386,7 +390,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         "{text}"
     );
     let ids = DispatchOutput {
-        expert_ids: Tensor::contiguous(t.input.topk_ids.at, DataType::I32, [2]),
+        expert_ids: Some(Tensor::contiguous(t.input.topk_ids.at, DataType::I32, [2])),
         ..t.output
     };
     let text = overlap(t.input, ids);
@@ -395,7 +399,11 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
         "{text}"
     );
     let x = DispatchInput {
-        x: Tensor::contiguous(t.output.tokens.at.plus(16), DataType::Bf16, [1, HIDDEN]),
+        x: Tensor::contiguous(
+            t.output.tokens.unwrap().at.plus(16),
+            DataType::Bf16,
+            [1, HIDDEN],
+        ),
         ..t.input
     };
     let text = overlap(x, t.output);

@@ -227,7 +227,7 @@ fn a_call_of_all_ranks_in_one_stream_is_refused_whole_unless_it_is_split() {
     Communicator::dispatch_wait_all(&mut ranks, &one, &outputs).unwrap();
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    let rows = [CombineInput::new(output.tokens); 2];
+    let rows = [CombineInput::new(output.tokens.unwrap()); 2];
     Communicator::combine_async_all(&mut ranks, &one, &rows, &[combined; 2]).unwrap();
     Communicator::combine_wait_all(&mut ranks, &one).unwrap();
     // Fused calls take a stream each.

@@ -13,7 +13,7 @@ use ferry::simulator::Options;
 use ferry::{Config, Error, Group};
 use ferry_layout::Window;
 
-use crate::rig::{Case, Dice, HALVES, Session, any_case, inline_case};
+use crate::rig::{Case, Dice, HALVES, Session, any_case, inline_case, some_keep_rows};
 use guarded::GuardedGroup;
 use words::Damage;
 
@@ -49,6 +49,7 @@ impl DamagedCase {
         if let Some(ranks) = ranks {
             case = case.on_one_node(ranks);
         }
+        case = some_keep_rows(case);
         case.tokens.truncate(3);
         let absent = dice.below(2 * case.ranks);
         let absent = (absent < case.ranks).then_some(absent);
@@ -154,6 +155,7 @@ impl DamagedCase {
     ) -> Result<u64> {
         let mut damaged = 0;
         let shape: &Shape = session.plan().shape();
+        let layout = Window::with(shape, self.case.combine_weights);
         let windows = guarded.windows();
         for (rank, at) in guarded.group.local_ranks().into_iter().zip(windows) {
             let skips = dice.below(4) == 0 && self.absent.is_none();
@@ -161,10 +163,11 @@ impl DamagedCase {
                 continue;
             }
             let device = guarded.group.device(rank)?;
-            let mut bytes = vec![0; Window::of(shape).bytes as usize];
+            let mut bytes = vec![0; layout.bytes as usize];
             device.download(at, &mut bytes)?;
             let mut damage = Damage {
                 shape,
+                window: layout,
                 epoch: round as u64 + 1,
                 tokens: &self.case.tokens[round],
                 rows: session.capacity().rows as u32,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ferry::ReceiveLayout;
 use ferry::layout::Shape;
 use ferry::{CombineMode, Config, Plan, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
@@ -13,7 +14,7 @@ use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Phases, Session, Settings};
 use crate::sharing;
-use crate::verify::{Mismatch, Oracle, RankOutputs};
+use crate::verify::{Contents, Mismatch, Oracle, RankOutputs};
 
 /// Text that is carried if none is given.
 const README: &str = include_str!("../../README.md");
@@ -45,6 +46,9 @@ pub struct DemoArgs {
     /// Experts of all ranks together
     #[arg(long, value_name = "E", default_value_t = 32)]
     experts: usize,
+    /// Layout of received rows: by-expert, view, strided or compact
+    #[arg(long, value_name = "LAYOUT", default_value_t)]
+    receive: ReceiveLayout,
     /// auto, none, or how many GPUs to use
     #[arg(long, value_name = "auto|none|N", default_value = "auto")]
     gpus: String,
@@ -84,9 +88,12 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let error = errors.fold(0.0, larger);
     let rows: Vec<u32> = carried.outputs.iter().flat_map(rows_of_experts).collect();
     let rows = (open.gather)(bytemuck::cast_slice(&rows))?.concat();
+    let held: Vec<_> = carried.outputs.iter().flat_map(received_rows).collect();
+    let held = (open.gather)(bytemuck::cast_slice(&held))?.concat();
     if open.is_first() {
         let rows = rows.chunks(4).map(bytemuck::pod_read_unaligned).collect();
         show_experts(&carried.problem, rows);
+        show_layout(args.receive, &held);
         carried.show(kind);
     }
     let conclusion = open.agree(conclude(verdict, error))?;
@@ -118,6 +125,7 @@ fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
         deadline: open.scaled(DEADLINE),
         debug_checks: true,
         specialise: true,
+        receive: args.receive,
         ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
     };
     // Checks every number before the text is turned into tokens.
@@ -246,9 +254,25 @@ fn introduce(open: &mut OpenGroup, kind: GroupKind) -> Result<()> {
 }
 
 /// Rows that each expert of a rank received.
-fn rows_of_experts(outputs: &RankOutputs) -> impl Iterator<Item = u32> {
-    let offsets = outputs.received.row_offsets.windows(2);
-    offsets.map(|pair| pair[1] - pair[0])
+fn rows_of_experts(outputs: &RankOutputs) -> Vec<u32> {
+    match &outputs.received {
+        Contents::ByExpert(received) => {
+            let offsets = received.row_offsets.windows(2);
+            offsets.map(|pair| pair[1] - pair[0]).collect()
+        }
+        Contents::Rows(rows) => rows.expert_rows.iter().map(|&rows| rows as u32).collect(),
+    }
+}
+
+/// Rows that a rank received, and rows that its outputs have.
+fn received_rows(outputs: &RankOutputs) -> [u64; 2] {
+    match &outputs.received {
+        Contents::ByExpert(received) => {
+            let rows = received.row_offsets.last().copied().unwrap_or(0);
+            [rows.into(), received.layout.capacity.rows as u64]
+        }
+        Contents::Rows(rows) => [rows.present().count() as u64, rows.layout.rows as u64],
+    }
 }
 
 /// Rows that each expert received, as bars.
@@ -279,6 +303,17 @@ fn show_experts(problem: &Problem, rows: Vec<u32>) {
     println!(
         "imbalance {:.2} (busiest expert {most} rows, mean {mean:.1})",
         f64::from(most) / mean.max(1e-9)
+    );
+}
+
+/// Rows in the outputs of all ranks. `held` has, for each rank, those with a token and all, 8 bytes each.
+fn show_layout(receive: ReceiveLayout, held: &[u8]) {
+    let words: Vec<u64> = held.chunks(8).map(bytemuck::pod_read_unaligned).collect();
+    let sum = |at: usize| words.iter().skip(at).step_by(2).sum::<u64>();
+    println!(
+        "received  {receive}: {} rows with a token of {} in the outputs",
+        sum(0),
+        sum(1)
     );
 }
 

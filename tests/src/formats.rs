@@ -109,6 +109,7 @@ pub fn larger(one: Capacity, other: Capacity) -> Capacity {
     Capacity {
         rows: one.rows.max(other.rows),
         scale_blocks: one.scale_blocks.max(other.scale_blocks),
+        wide_ids: one.wide_ids || other.wide_ids,
     }
 }
 

@@ -20,6 +20,8 @@ pub mod probes;
 #[cfg(feature = "suites")]
 pub mod replay;
 pub mod rig;
+#[cfg(feature = "suites")]
+pub mod rows;
 pub mod sharing;
 #[cfg(feature = "suites")]
 pub mod silu;

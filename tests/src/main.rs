@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ferry_tests::group::GroupKind;
-use ferry_tests::{bench, damaged, demo, explain, gpu, replay, sharing, soak};
+use ferry_tests::{bench, damaged, demo, explain, gpu, replay, rows, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -32,6 +32,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Run rounds with fresh seeds until the time is up, each compared with the oracle
     Soak(soak::SoakArgs),
+    /// Run every layout of rows that stay as they came in every format, all else drawn, in the simulator
+    Rows(rows::RowsArgs),
     /// Damage windows of simulated ranks: each must end and touch no memory that is not its own
     Damaged(damaged::sweep::DamagedArgs),
 }
@@ -50,7 +52,11 @@ impl Command {
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }
-            Self::Killed(_) | Self::Explain(_) | Self::Sanitize(_) | Self::Damaged(_) => false,
+            Self::Killed(_)
+            | Self::Explain(_)
+            | Self::Sanitize(_)
+            | Self::Rows(_)
+            | Self::Damaged(_) => false,
         }
     }
 }
@@ -70,6 +76,7 @@ fn main() -> ExitCode {
         Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Rows(args) => rows::run(&args),
         Command::Damaged(args) => damaged::sweep::run(&args),
     };
     match result {

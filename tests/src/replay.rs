@@ -1,25 +1,29 @@
 //! Replays given tensors, so that anyone can compare Ferry with a reference of their own.
 
 mod file;
+mod rows;
+mod stored;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
 use crate::sharing;
-use file::{Given, Tensors, read, require_same, serialize, tensors, write};
+use file::{Given, read, require_same, serialize, tensors, write};
+use stored::Tensors;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Options of `ferry-tests replay`.
 ///
-/// IN holds, for each rank r: `x.r` bf16 `[tokens, hidden]`, `topk_ids.r` i32 `[tokens, top_k]`,
+/// IN holds, for each rank r: `x.r` bf16 `[tokens, hidden]`, `topk_ids.r` i32 or i64 `[tokens, top_k]`,
 /// `topk_weights.r` f32 `[tokens, top_k]` (on all ranks or on none), and `expert_scale` f32
 /// `[experts]`: the stand-in for an expert multiplies each token's row of `x`, whatever the format, by it and
 /// rounds to bf16. With --format nvfp4 it may hold `input_scale` f32 `[1]`, else 1 is taken.
@@ -40,6 +44,22 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// weight is 1. With --shared-expert the first group is the shared expert's, and `src_info` of
 /// its rows is 0xa5 in every byte. With --skip-a2a `combined.r` is rank r's part: the sum over all ranks is
 /// the result.
+///
+/// With --receive view, strided or compact, each row is a token that has an expert on rank r, whatever their
+/// number. The stand-in's answer to it is the sum over its experts here of weight times (`x` times
+/// `expert_scale`, rounded to bf16), in the order of the slots, products and sums rounded to f32, and the sum
+/// to bf16: so `combined.r` is the same as by expert. Sums begin with `initial.r`, then `second_initial.r`,
+/// both bf16 `[tokens, hidden]`, with --initial. With --combine-weights combine returns the weights that
+/// dispatch brought.
+///
+/// Then OUT gets, instead of `row_offsets.r` and `expert_ids.r`: `ids.r` `[rows, top_k]` i32, or i64 with
+/// --ids i64: the local expert of each slot, -1 in others; `weights.r` f32 `[rows, top_k]`; `src_info.r`
+/// i32 `[rows, 2]`: source rank and token; `source_rows.r` i32 `[ranks]`; `expert_rows.r` i32
+/// `[local experts]`; and with --combine-weights `combined_weights.r` f32 `[tokens, top_k]`. Views and
+/// strided rows are `[ranks * most tokens of a rank]`, row (source * most + token); those without a token
+/// have ids and src_info -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`,
+/// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
+/// with --transposed-scales `[hidden / 128, rows]`.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
@@ -86,6 +106,29 @@ pub struct ReplayArgs {
     /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
     #[arg(long)]
     late_weights: bool,
+    /// Layout of received rows: by-expert, or as they came: view (in the receive window), strided (at the
+    /// same places of a tensor) or compact (without gaps)
+    #[arg(long, value_name = "LAYOUT", default_value_t)]
+    receive: ReceiveLayout,
+    /// Type of the expert ids that dispatch is given
+    #[arg(long, value_enum, default_value_t)]
+    ids: Ids,
+    /// Rows that combine takes: rows, one for each received row, or assignments [default: what goes with
+    /// --receive]
+    #[arg(long, value_enum)]
+    combine: Option<Combined>,
+    /// Return weights with the rows, too; of rows that stay as they came
+    #[arg(long)]
+    combine_weights: bool,
+    /// Begin sums with `initial.r` and, if it is there, `second_initial.r`; of rows that stay as they came
+    #[arg(long)]
+    initial: bool,
+    /// Receive the scales of fp8 as [hidden / 128, rows], which they always are by expert
+    #[arg(long)]
+    transposed_scales: bool,
+    /// Write zeros to strided rows without a token
+    #[arg(long)]
+    clear_absent: bool,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -98,6 +141,25 @@ pub struct ReplayArgs {
     /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
+}
+
+/// Type of expert ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Ids {
+    /// 32 bits.
+    #[default]
+    I32,
+    /// 64 bits.
+    I64,
+}
+
+/// Rows that combine takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Combined {
+    /// One for each assignment, by expert.
+    Assignments,
+    /// One for each received row.
+    Rows,
 }
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
@@ -135,11 +197,8 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     if args.late_weights {
         session.give_weights_late();
     }
-    let residual = given.residual.as_ref().filter(|_| args.residual);
-    let own = match residual.map(|rows| session.add_steps(rows, false)) {
-        Some(Err(error)) => Err(error.into()),
-        _ => round(&mut session, &given, &settings),
-    };
+    let own =
+        add_rows(&mut session, args, &given).and_then(|()| round(&mut session, &given, &settings));
     let own = open.agree(own)?;
     open.agree(session.close().map_err(Into::into))?;
     let all = (open.gather)(&own)?;
@@ -197,9 +256,58 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         !args.late_weights || given.weights,
         "tensor topk_weights.0 is missing, which --late-weights gives to combine"
     );
+    prepare_rows(args, &given)?;
     let settings = settings(args, &given, open.scaled(DEADLINE));
     Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
     Ok((given, settings))
+}
+
+/// Checks what goes with the layout of received rows alone; the plan checks the rest.
+fn prepare_rows(args: &ReplayArgs, given: &Given) -> Result<()> {
+    let (receive, keeps_rows) = (args.receive, args.receive.keeps_rows());
+    let fitting = if keeps_rows {
+        Combined::Rows
+    } else {
+        Combined::Assignments
+    };
+    ensure!(
+        args.combine.is_none_or(|combine| combine == fitting),
+        "--combine {}: with --receive {receive} combine takes {}",
+        word(args.combine.unwrap_or(fitting)),
+        word(fitting)
+    );
+    ensure!(
+        keeps_rows || !args.initial,
+        "--initial: with --receive {receive} sums begin with 0"
+    );
+    ensure!(
+        !args.initial || given.initial[0].is_some(),
+        "tensor initial.0 is missing, with which --initial begins"
+    );
+    ensure!(
+        !keeps_rows || !args.late_weights,
+        "--late-weights: with --receive {receive} rows have their weights already"
+    );
+    Ok(())
+}
+
+/// Name of rows that combine takes.
+const fn word(combined: Combined) -> &'static str {
+    match combined {
+        Combined::Assignments => "assignments",
+        Combined::Rows => "rows",
+    }
+}
+
+/// Gives combine what it adds to sums, and what sums begin with.
+fn add_rows(session: &mut Session, args: &ReplayArgs, given: &Given) -> Result<()> {
+    if let Some(rows) = given.residual.as_ref().filter(|_| args.residual) {
+        session.add_steps(rows, false)?;
+    }
+    if args.initial {
+        session.begin_with(&given.initial)?;
+    }
+    Ok(())
 }
 
 /// Runs a round, and makes a file of what it left on this process's ranks.
@@ -228,7 +336,12 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         deadline,
         shared_expert: args.shared_expert,
         skip_a2a: args.skip_a2a,
-        options: args.residual || args.late_weights,
+        options: !args.receive.keeps_rows()
+            && (args.residual || args.late_weights || args.ids == Ids::I64),
+        receive: args.receive,
+        transposed_scales: args.transposed_scales,
+        clear_absent: args.clear_absent,
+        combine_weights: args.combine_weights,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
     };
     Settings {
@@ -236,6 +349,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         apart: !given.weights,
         weights: !args.late_weights,
         input_scale: Some(given.input_scale),
+        wide_ids: args.ids == Ids::I64,
         ..Settings::of(config, std::slice::from_ref(problem))
     }
 }
@@ -260,6 +374,7 @@ mod tests {
             input_scale: 1.0,
             shared_scale: None,
             residual: None,
+            initial: [None, None],
         }
     }
 
@@ -277,6 +392,13 @@ mod tests {
             skip_a2a: false,
             residual: false,
             late_weights: false,
+            receive: ReceiveLayout::ByExpert,
+            ids: Ids::I32,
+            combine: None,
+            combine_weights: false,
+            initial: false,
+            transposed_scales: false,
+            clear_absent: false,
             all_at_once: false,
             seed: 1,
             ranks: None,

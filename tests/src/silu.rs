@@ -112,6 +112,7 @@ impl SiluCase {
         let needed = Capacity {
             rows: offsets[offsets.len() - 1] as usize,
             scale_blocks: formats::first_blocks(&offsets)[offsets.len() - 1] + 1,
+            ..Capacity::default()
         };
         let layout = Layout {
             format: self.format,

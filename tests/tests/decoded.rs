@@ -153,7 +153,7 @@ fn copies_that_do_not_fit_are_named() {
         "tensor topk_ids: wanted 2 elements, given 1"
     );
     assert_eq!(
-        text(rows.upload(&token[1..], &[], None).map(drop)),
+        text(rows.upload(&token[1..], &[0_i32; 0], None).map(drop)),
         "tensor x: wanted [tokens, 256], a multiple of 256 elements, given 255"
     );
     assert_eq!(
@@ -165,7 +165,7 @@ fn copies_that_do_not_fit_are_named() {
         text(
             sums.upload(
                 &output,
-                &vec![bf16::ONE; HIDDEN * (output.tokens.dims[0] + 1)]
+                &vec![bf16::ONE; HIDDEN * (output.tokens.unwrap().dims[0] + 1)]
             )
             .map(drop)
         ),

@@ -197,7 +197,7 @@ fn split_calls_are_refused_and_the_round_goes_on() {
     assert_eq!(call, "dispatch_async");
     let sums = CombineBuffers::new(&device, &plan).unwrap();
     let (experts, sums) = (
-        CombineInput::new(rows.output().tokens),
+        CombineInput::new(rows.output().tokens.unwrap()),
         sums.output(1).unwrap(),
     );
     assert_eq!(rank.round(), Round::Idle);

@@ -43,8 +43,8 @@ fn round(mut rank: Communicator, experts: Duration) -> Result<(), Error> {
 }
 
 fn combine(rank: &mut Communicator, output: &DispatchOutput) -> Result<(), Error> {
-    let rows = CombineInput::new(output.tokens);
-    let combined = Tensor::contiguous(output.tokens.at, DataType::Bf16, [0, 8]);
+    let rows = CombineInput::new(output.tokens.unwrap());
+    let combined = Tensor::contiguous(output.tokens.unwrap().at, DataType::Bf16, [0, 8]);
     let combined = CombineOutput::Summed(combined);
     rank.combine(STREAM, &rows, &combined)
 }
@@ -279,11 +279,13 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
     let input = DispatchInput::new(x, ids);
     rank.dispatch(STREAM, &input, buffers.output()).unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);
-    let rows: Vec<u16> = device.download_tensor(&buffers.output().tokens).unwrap();
+    let rows: Vec<u16> = device
+        .download_tensor(&buffers.output().tokens.unwrap())
+        .unwrap();
     let sent: Vec<u16> = device.download_tensor(&x).unwrap();
     assert!(rows == sent);
     let sums = CombineBuffers::new(&device, &plan).unwrap();
-    let experts = CombineInput::new(buffers.output().tokens);
+    let experts = CombineInput::new(buffers.output().tokens.unwrap());
     rank.combine(STREAM, &experts, &sums.output(TOKENS).unwrap())
         .unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap(), None);

@@ -85,6 +85,7 @@ fn written(format: TokenFormat, offsets: [u32; 4]) -> usize {
         capacity: Capacity {
             rows: 384,
             scale_blocks: 5,
+            ..Capacity::default()
         },
     };
     let group = Group::simulated(1, 3).unwrap();

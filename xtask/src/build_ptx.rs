@@ -122,6 +122,7 @@ fn title(artifact: &Artifact) -> String {
     match artifact.package {
         Package::Kernels => format!("--kernels {file}"),
         Package::Options => format!("--options-kernels {file}"),
+        Package::Rows => format!("--rows-kernels {file}"),
         Package::Probes => format!("--probe-kernels {file}"),
         _ => file.to_string(),
     }
@@ -130,7 +131,7 @@ fn title(artifact: &Artifact) -> String {
 /// Puts the stock compiler's kernels for sm_80 beside the others: FERRY_PTX_DIR must have all.
 fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
     let Places { root, target_dir } = places;
-    for package in [Package::Kernels, Package::Options] {
+    for package in [Package::Kernels, Package::Options, Package::Rows] {
         let stock = ferry_build::build(root, target_dir, package, Variant::Sm80)?;
         let to = build.ptx_folder(package).join("sm_80.ptx");
         fs::copy(&stock.ptx_path, &to).with_context(|| format!("cannot write {}", to.display()))?;
@@ -274,6 +275,7 @@ mod tests {
         assert_eq!(of(Package::Kernels), "--kernels x/sm_90a.ptx");
         assert_eq!(of(Package::Probes), "--probe-kernels x/sm_90a.ptx");
         assert_eq!(of(Package::Options), "--options-kernels x/sm_90a.ptx");
+        assert_eq!(of(Package::Rows), "--rows-kernels x/sm_90a.ptx");
         assert_eq!(of(Package::OwnEpilogue), "x/sm_90a.ptx");
     }
 

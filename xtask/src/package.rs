@@ -25,12 +25,13 @@ use published::{HOST, Published, Tree};
 const MOST_BYTES: u64 = 10 << 20;
 
 /// Folders of the kernels' sources below the workspace root.
-const DEVICE_CRATES: [&str; 6] = [
+const DEVICE_CRATES: [&str; 7] = [
     "gpu",
     "gpu/kernels",
     "gpu/layout",
     "gpu/options",
     "gpu/protocol",
+    "gpu/rows",
     "nvshmem-sys",
 ];
 
@@ -169,10 +170,13 @@ fn with_members<'a>(manifest: &str, members: impl Iterator<Item = &'a Path>) -> 
 /// may order them differently. With `full`, also assembles them and checks the rules.
 fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
     let Places { root, target_dir } = places;
-    fs::create_dir_all(folder.join("options"))?;
+    for subfolder in ["options", "rows"] {
+        fs::create_dir_all(folder.join(subfolder))?;
+    }
     for (of_node, of_all) in [
         (Package::NodeKernels, Package::Kernels),
         (Package::NodeOptions, Package::Options),
+        (Package::NodeRows, Package::Rows),
     ] {
         let of_all = build_all(root, target_dir, of_all)?;
         let of_node = build_all(root, target_dir, of_node)?;

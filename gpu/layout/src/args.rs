@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::receive::ReceiveLayout;
 use crate::scale_placement;
 use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
@@ -47,9 +48,15 @@ pub struct Common {
 impl Common {
     /// Arguments that follow from a shape; all others are zero.
     pub fn of(shape: &Shape) -> Self {
+        Self::with(shape, false)
+    }
+
+    /// Arguments that follow from a shape. `combine_weights`: whether weights travel back with the rows of
+    /// combine.
+    pub fn with(shape: &Shape, combine_weights: bool) -> Self {
         Self {
             shape: *shape,
-            window: Window::of(shape),
+            window: Window::with(shape, combine_weights),
             tables: Workspace::of(shape),
             row: DispatchRow::of(shape),
             ..Self::zeroed()
@@ -57,13 +64,15 @@ impl Common {
     }
 
     /// Fingerprint of everything that ranks must agree on: all numbers that follow from a shape, and the
-    /// version of their meaning. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit
-    /// variant).
-    pub fn fingerprint(&self, version: u32) -> u64 {
+    /// version of their meaning. `receive`: layout of received rows, as headers depend on it. FNV-1a, 64 bits
+    /// (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
+    pub fn fingerprint(&self, version: u32, receive: ReceiveLayout) -> u64 {
         let hash =
             |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         let version = version.to_le_bytes();
-        let bytes = version.iter().chain(bytemuck::bytes_of(self));
+        let keeps_rows = [u8::from(receive.keeps_rows())];
+        let bytes = version.iter().chain(&keeps_rows);
+        let bytes = bytes.chain(bytemuck::bytes_of(self));
         bytes.fold(0xcbf2_9ce4_8422_2325, hash)
     }
 
@@ -86,7 +95,7 @@ impl Common {
 /// that an older build writes, or wait for one that an older build never writes: another meaning, order or
 /// encoding of a word of a window, another number of signals, other parts of a row for each warp. Offsets and
 /// sizes count by themselves ([`Common::fingerprint`]).
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Offset of [`Common`], in bytes, in the arguments of every kernel that takes it.
 pub const COMMON_OFFSET: usize = 24;
@@ -102,6 +111,10 @@ pub enum Tensor {
     Expert,
     /// Output of combine.
     Combined,
+    /// The first tensor with which combine's sums begin; read only.
+    Initial,
+    /// The tensor that is added to it; read only.
+    SecondInitial,
 }
 
 /// Addresses of a kernel's tensors and tables, from its arguments. 0 if the kernel has none.
@@ -143,6 +156,7 @@ pub trait Arguments: Copy {
             Table::TileCounts => workspace + tables.tile_counts,
             Table::Routes => workspace + tables.routes,
             Table::RowMap => workspace + tables.row_map,
+            Table::RowBases => workspace + tables.bytes,
             Table::CountedTokens => workspace + Counter::Tokens.bytes(),
             _ => self.user_table(table),
         }
@@ -165,7 +179,7 @@ impl Arguments for DispatchArgs {
         match tensor {
             Tensor::Input => self.x,
             Tensor::Output => self.output_tokens,
-            Tensor::Expert | Tensor::Combined => 0,
+            _ => 0,
         }
     }
 
@@ -210,7 +224,7 @@ impl Arguments for CombineArgs {
         match tensor {
             Tensor::Expert => self.expert_rows,
             Tensor::Combined => self.combined,
-            Tensor::Input | Tensor::Output => 0,
+            _ => 0,
         }
     }
 

@@ -8,7 +8,9 @@ use crate::epilogue::Steps;
 use crate::fault::FaultPage;
 use crate::kernel::Kernel;
 use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
-use crate::options::{CombineOptions, CombineWith, DispatchOptions, DispatchWith};
+use crate::options::{
+    CombineOptions, CombineWith, DispatchOptions, DispatchWith, ReceivedRows, ReturnedRows,
+};
 use crate::shape::Shape;
 use crate::window::Window;
 use crate::workspace::Workspace;
@@ -57,11 +59,17 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         }
         CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
         DispatchOptions {
-            tokens_on_device, shared_of, shared_index, first_expert, all_experts
+            tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
+            rows
         }
         CombineOptions {
-            row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved
+            row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved,
+            rows
         }
+        ReceivedRows {
+            ids, weights, of_source, of_expert, is_on, layout, clears_absent, transposes_scales
+        }
+        ReturnedRows { initial, weights, combined_weights, is_on, layout }
         DispatchWith { args, options }
         CombineWithAny { args, options, epilogue }
         Steps { row_scales, biases, residual, hidden }

@@ -20,6 +20,7 @@ mod last_launch;
 mod limits;
 mod names;
 mod options;
+mod receive;
 mod row_groups;
 pub mod scale_placement;
 mod sentinel;
@@ -53,8 +54,9 @@ pub use limits::{
 pub use names::UnknownName;
 pub use options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
-    SharedTokens,
+    ReceivedRows, ReturnedRows, SharedTokens,
 };
+pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;
 pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{CombineMode, ROW_SCALE_BYTES, Rank, Shape};

@@ -4,6 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::receive::ReceiveLayout;
 use crate::shape::CombineMode;
 
 /// Error for a word that names nothing. Its text lists the valid names.
@@ -120,6 +121,24 @@ impl FromStr for CombineMode {
     }
 }
 
+impl fmt::Display for ReceiveLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ReceiveLayout {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|layout| layout.name() == text).ok_or(UnknownName {
+            what: "receive layout",
+            names: "by-expert, view, strided and compact",
+        })
+    }
+}
+
 /// Serializes types as the words above.
 #[cfg(feature = "serde")]
 macro_rules! as_a_word {
@@ -141,7 +160,7 @@ macro_rules! as_a_word {
 }
 
 #[cfg(feature = "serde")]
-as_a_word!(TokenFormat, ScaleLayout, CombineMode);
+as_a_word!(TokenFormat, ScaleLayout, CombineMode, ReceiveLayout);
 
 /// Reads a word as a `T`.
 #[cfg(feature = "serde")]

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 use crate::epilogue::OutputElement;
+use crate::receive::ReceiveLayout;
 use crate::workspace::Table;
 
 /// Options of dispatch. All zero: no option.
@@ -21,6 +22,55 @@ pub struct DispatchOptions {
     pub first_expert: u32,
     /// Experts of the whole group with `skip_a2a`. Else 0.
     pub all_experts: u32,
+    /// Not zero: `topk_ids` are i64, and so are the ids of [`ReceivedRows`].
+    pub wide_ids: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+    /// Outputs of rows that stay as they came.
+    pub rows: ReceivedRows,
+}
+
+/// Outputs of a dispatch whose rows stay as they came. All zero: rows are put in expert order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ReceivedRows {
+    /// i32 or i64 `[row_capacity, top_k]`, written: local expert ids, -1 in slots of other ranks' experts and
+    /// in rows without a token.
+    pub ids: u64,
+    /// f32 `[row_capacity, top_k]`, written: the router's weights, 0 where the id is -1.
+    pub weights: u64,
+    /// i32 `[ranks]`, written: rows of each source.
+    pub of_source: u64,
+    /// i32 `[local experts]`, written: assignments to each expert.
+    pub of_expert: u64,
+    /// Not zero: rows stay as they came. A constant in kernels of either kind.
+    pub is_on: u32,
+    /// [`ReceiveLayout::number`].
+    pub layout: u32,
+    /// Not zero: rows without a token are zeros (payload and scales).
+    pub clears_absent: u32,
+    /// Not zero: scales of blockwise FP8 are `[hidden / 128, row_capacity]`.
+    pub transposes_scales: u32,
+}
+
+impl ReceivedRows {
+    /// Rows in expert order.
+    pub const NONE: Self = Self {
+        ids: 0,
+        weights: 0,
+        of_source: 0,
+        of_expert: 0,
+        is_on: 0,
+        layout: 0,
+        clears_absent: 0,
+        transposes_scales: 0,
+    };
+
+    /// Layout of the rows, if they stay as they came.
+    #[inline(always)]
+    pub const fn layout(&self) -> ReceiveLayout {
+        ReceiveLayout::of_number(self.layout)
+    }
 }
 
 /// Options of combine. All zero: no option.
@@ -42,6 +92,43 @@ pub struct CombineOptions {
     pub has_epilogue: u32,
     /// Padding, zero.
     pub reserved: u32,
+    /// Inputs of a combine of rows that stayed as they came.
+    pub rows: ReturnedRows,
+}
+
+/// Inputs and outputs of a combine after a dispatch whose rows stayed as they came: one expert row for each
+/// of them. All zero: expert rows are in expert order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ReturnedRows {
+    /// BF16 `[tokens, hidden]` each, with which sums begin, in this order; 0 for none.
+    pub initial: [u64; 2],
+    /// f32 `[row_capacity, top_k]`: weights that travel back with the rows; 0 for none.
+    pub weights: u64,
+    /// f32 `[tokens, top_k]`, written: each slot's weight from the rank of its expert, 0 if it is not routed;
+    /// 0 for none.
+    pub combined_weights: u64,
+    /// Not zero: rows stayed as they came. A constant in kernels of either kind.
+    pub is_on: u32,
+    /// [`ReceiveLayout::number`] of the dispatch.
+    pub layout: u32,
+}
+
+impl ReturnedRows {
+    /// Expert rows in expert order.
+    pub const NONE: Self = Self {
+        initial: [0; 2],
+        weights: 0,
+        combined_weights: 0,
+        is_on: 0,
+        layout: 0,
+    };
+
+    /// Layout of the dispatch's rows, if they stayed as they came.
+    #[inline(always)]
+    pub const fn layout(&self) -> ReceiveLayout {
+        ReceiveLayout::of_number(self.layout)
+    }
 }
 
 impl DispatchOptions {
@@ -52,7 +139,35 @@ impl DispatchOptions {
         shared_index: 0,
         first_expert: 0,
         all_experts: 0,
+        wide_ids: 0,
+        reserved: 0,
+        rows: ReceivedRows::NONE,
     };
+
+    /// These options for kernels that put rows in expert order: the others' fields are constants, so that the
+    /// compiler drops their code.
+    #[inline(always)]
+    pub const fn by_expert(&self) -> Self {
+        Self {
+            rows: ReceivedRows::NONE,
+            ..*self
+        }
+    }
+
+    /// These options for kernels that keep rows as they came, with constants as in
+    /// [`by_expert`](Self::by_expert).
+    #[inline(always)]
+    pub const fn as_they_came(&self) -> Self {
+        Self {
+            rows: ReceivedRows {
+                is_on: 1,
+                ..self.rows
+            },
+            tokens_on_device: self.tokens_on_device,
+            wide_ids: self.wide_ids,
+            ..Self::NONE
+        }
+    }
 }
 
 impl DispatchWith {
@@ -146,12 +261,37 @@ impl CombineOptions {
         output: 0,
         has_epilogue: 0,
         reserved: 0,
+        rows: ReturnedRows::NONE,
     };
 
-    /// Whether sums are only rounded to BF16, and no shared expert's row is added.
+    /// These options for kernels whose expert rows are in expert order: see [`DispatchOptions::by_expert`].
+    #[inline(always)]
+    pub const fn by_expert(&self) -> Self {
+        Self {
+            rows: ReturnedRows::NONE,
+            ..*self
+        }
+    }
+
+    /// These options for kernels whose rows stayed as they came: see [`DispatchOptions::as_they_came`].
+    #[inline(always)]
+    pub const fn as_they_came(&self) -> Self {
+        Self {
+            rows: ReturnedRows {
+                is_on: 1,
+                ..self.rows
+            },
+            tokens_on_device: self.tokens_on_device,
+            output: self.output,
+            ..Self::NONE
+        }
+    }
+
+    /// Whether sums begin with +0 and are only rounded to BF16, and no shared expert's row is added.
     #[inline(always)]
     pub const fn only_rounds(&self) -> bool {
-        self.shared_of == 0 && matches!(self.element(), OutputElement::Bf16)
+        let begins_with_zero = self.rows.initial[0] == 0 && self.rows.initial[1] == 0;
+        self.shared_of == 0 && begins_with_zero && matches!(self.element(), OutputElement::Bf16)
     }
 
     /// The same options if [`only_rounds`](Self::only_rounds) holds, in constants, so that the compiler drops
@@ -241,6 +381,10 @@ impl Arguments for DispatchWith {
     fn user_table(&self, table: Table) -> u64 {
         match table {
             Table::TokensOnDevice => self.options.tokens_on_device,
+            Table::ReceivedIds => self.options.rows.ids,
+            Table::ReceivedWeights => self.options.rows.weights,
+            Table::SourceRows => self.options.rows.of_source,
+            Table::ExpertRows => self.options.rows.of_expert,
             _ => self.args.user_table(table),
         }
     }
@@ -254,7 +398,11 @@ impl<E: Copy> Arguments for CombineWith<E> {
 
     #[inline(always)]
     fn tensor(&self, tensor: Tensor) -> u64 {
-        self.args.tensor(tensor)
+        match tensor {
+            Tensor::Initial => self.options.rows.initial[0],
+            Tensor::SecondInitial => self.options.rows.initial[1],
+            _ => self.args.tensor(tensor),
+        }
     }
 
     #[inline(always)]
@@ -274,6 +422,8 @@ impl<E: Copy> Arguments for CombineWith<E> {
     fn user_table(&self, table: Table) -> u64 {
         match table {
             Table::RowWeights => self.options.row_weights,
+            Table::ReturnedWeights => self.options.rows.weights,
+            Table::CombinedWeights => self.options.rows.combined_weights,
             _ => self.args.user_table(table),
         }
     }

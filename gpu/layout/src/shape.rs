@@ -184,6 +184,11 @@ impl Shape {
         self.hidden * 2
     }
 
+    /// Bytes of a combine row with a weight for each top-k slot after its payload, as f32 bits.
+    pub const fn weighted_combine_row_bytes(&self) -> u32 {
+        self.combine_row_bytes() + (4 * self.top_k).next_multiple_of(16)
+    }
+
     /// Way in which combine returns rows.
     pub const fn mode(&self) -> CombineMode {
         if self.combine_mode == 0 {

@@ -62,7 +62,8 @@ impl Signal {
 /// - combine flags, `[token × part, slot]`: epoch: the part is complete. The experts' rank.
 /// - dispatch rows, `[source, token]`: payload and [`Header`](crate::Header). The source; headers of inline
 ///   rows: the owner.
-/// - combine rows, `[token, slot]`: BF16 payload. The experts' rank.
+/// - combine rows, `[token, slot]`: BF16 payload; then, if weights travel, a weight for each top-k slot. The
+///   experts' rank.
 /// - inline dispatch rows, `[source, token]`, if rows are cut: payload, scales, and a header for each part.
 ///   The source, and the owner.
 /// - inline combine rows, `[token, slot]`, up to `Shape::max_inline_tokens`: BF16 payload. The experts' rank,
@@ -118,8 +119,14 @@ impl Cursor {
 }
 
 impl Window {
-    /// The window of a shape. The only place that adds region sizes.
+    /// The window of a shape, with combine rows without weights.
     pub const fn of(shape: &Shape) -> Self {
+        Self::with(shape, false)
+    }
+
+    /// The window of a shape. `combine_weights`: whether combine rows end with a weight for each top-k slot.
+    /// The only place that adds region sizes.
+    pub const fn with(shape: &Shape, combine_weights: bool) -> Self {
         let ranks = shape.ranks as u64;
         let max_tokens = shape.max_tokens_per_rank as u64;
         let max_items = shape.max_items();
@@ -129,7 +136,11 @@ impl Window {
         let dispatch_row_stride = (shape.dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
         let inline_dispatch_row_stride =
             (shape.inline_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
-        let combine_row_stride = (shape.combine_row_bytes() as u64).next_multiple_of(ALIGN);
+        let combine_row_bytes = match combine_weights {
+            true => shape.weighted_combine_row_bytes(),
+            false => shape.combine_row_bytes(),
+        };
+        let combine_row_stride = (combine_row_bytes as u64).next_multiple_of(ALIGN);
         let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => (0, 0),
             (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),
@@ -256,6 +267,11 @@ impl Window {
         self.combine_slots as u32 - 1
     }
 
+    /// Bytes from one dispatch row to the next: the row stride of a [view](crate::ReceiveLayout::View).
+    pub const fn dispatch_row_stride(&self) -> u64 {
+        self.dispatch_row_stride
+    }
+
     /// The dispatch row of `source`'s `token`.
     pub const fn dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_tokens + token as u64;
@@ -266,6 +282,12 @@ impl Window {
     pub const fn inline_dispatch_row(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_cut_tokens + token as u64;
         ByteOffset(self.inline_dispatch_rows + row * self.inline_dispatch_row_stride)
+    }
+
+    /// The weight for top-k slot `k` in a combine row that has weights.
+    #[inline(always)]
+    pub const fn combine_weight(shape: &Shape, row: ByteOffset, k: u32) -> ByteOffset {
+        row.plus(shape.combine_row_bytes() + 4 * k)
     }
 
     /// The combine row in `slot` of the owner's `token`.

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
+use crate::receive::ReceiveLayout;
 use crate::shape::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, never read by other ranks. Zero at init.
@@ -85,6 +86,18 @@ pub enum Table {
     CountedTokens,
     /// `[row capacity]` weight of each expert row, as f32 bits, the user's; read only.
     RowWeights,
+    /// `[row capacity, K]` local expert ids, of one word or two, the user's.
+    ReceivedIds,
+    /// `[row capacity, K]` router weights as f32 bits, the user's.
+    ReceivedWeights,
+    /// `[ranks]` received rows of each source, the user's.
+    SourceRows,
+    /// `[local experts]` received assignments to each expert, the user's.
+    ExpertRows,
+    /// `[row capacity, K]` weights that return, as f32 bits, the user's; read only.
+    ReturnedWeights,
+    /// `[token, K]` weights that have returned, as f32 bits, the user's.
+    CombinedWeights,
     /// `[token, K]` index of each assignment among those of its tile for its expert.
     RanksInExpert,
     /// `[tile, expert]` assignments of earlier tiles for the expert; before the scan, those of the tile.
@@ -94,6 +107,9 @@ pub enum Table {
     /// `[source, token, K]` output row of each assignment for this rank, with `OVERFLOWED` if it does not fit
     /// in the outputs, or `NOT_ROUTED`.
     RowMap,
+    /// `[source, token / 32]` number of received rows before those of 32 tokens of a source, then the number
+    /// of all rows, if rows stay as they came. After all other tables.
+    RowBases,
 }
 
 /// Layout of a workspace, in bytes from its start.
@@ -108,7 +124,7 @@ pub struct Workspace {
     pub routes: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,
-    /// Bytes of the whole workspace.
+    /// Bytes of the workspace without [`Table::RowBases`], which begins there.
     pub bytes: u64,
 }
 
@@ -141,6 +157,14 @@ impl Workspace {
             bytes,
         }
     }
+
+    /// Bytes of the whole workspace if rows are received in layout `receive`.
+    pub const fn bytes_for(&self, shape: &Shape, receive: ReceiveLayout) -> u64 {
+        match receive.keeps_rows() {
+            true => next(self.bytes, shape.row_bases() + 1),
+            false => self.bytes,
+        }
+    }
 }
 
 const fn next(start: u64, words: u64) -> u64 {
@@ -160,6 +184,23 @@ pub const fn tile_counts_index(experts: u32, tile: u64) -> u64 {
 }
 
 impl Shape {
+    /// Number of row bases in [`Table::RowBases`], and index of the number of all rows, which follows them.
+    pub const fn row_bases(&self) -> u64 {
+        self.ranks as u64 * self.presence_words() as u64
+    }
+
+    /// Index in [`Table::RowBases`] of the first row of tokens `32 * word ..` of `source`.
+    #[inline(always)]
+    pub const fn row_base_index(&self, source: Rank, word: u32) -> u64 {
+        source.0 as u64 * self.presence_words() as u64 + word as u64
+    }
+
+    /// Row of a token of `source` in [views and strided rows](crate::ReceiveLayout).
+    #[inline(always)]
+    pub const fn strided_row(&self, source: Rank, token: u32) -> u32 {
+        source.0 * self.max_tokens_per_rank + token
+    }
+
     /// Index of assignment `k` of a token of `source` in [`Table::RowMap`].
     #[inline(always)]
     pub const fn row_map_index(&self, source: Rank, token: u32, k: u32) -> u64 {

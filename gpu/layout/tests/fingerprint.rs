@@ -1,6 +1,6 @@
 //! Fingerprints that ranks compare when they meet: sizes, layout and protocol version.
 
-use ferry_layout::{Common, PROTOCOL_VERSION, Shape};
+use ferry_layout::{Common, PROTOCOL_VERSION, ReceiveLayout, Shape};
 
 const SHAPE: Shape = Shape {
     ranks: 4,
@@ -14,7 +14,7 @@ const SHAPE: Shape = Shape {
 };
 
 fn of(common: &Common) -> u64 {
-    common.fingerprint(PROTOCOL_VERSION)
+    common.fingerprint(PROTOCOL_VERSION, ReceiveLayout::ByExpert)
 }
 
 #[test]
@@ -67,5 +67,10 @@ fn layout_and_version_count() {
     for other in [moved, cut, kept] {
         assert_ne!(of(&other), of(&ours));
     }
-    assert_ne!(ours.fingerprint(PROTOCOL_VERSION + 1), of(&ours));
+    let later = PROTOCOL_VERSION + 1;
+    assert_ne!(ours.fingerprint(later, ReceiveLayout::ByExpert), of(&ours));
+    assert_ne!(
+        ours.fingerprint(PROTOCOL_VERSION, ReceiveLayout::View),
+        of(&ours)
+    );
 }

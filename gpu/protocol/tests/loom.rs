@@ -7,8 +7,9 @@
 //! caught.
 
 mod inline_flags;
+mod run;
+mod view;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ferry_layout::{Counter, Epoch, Rank, SENTINEL, Shape, Signal, Window};
@@ -18,6 +19,7 @@ use ferry_protocol::{Counters, Signals, arrivals};
 use inline_flags::{LOST, Rows, copy_model, sum_model};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
+use run::{check, finds};
 
 /// Message of a reader that came before the writer was done.
 const NOT_WHOLE: &str = "a row was read before it was whole";
@@ -40,6 +42,10 @@ enum Weak {
     ReuseGuard,
     /// `add` neither releases nor acquires.
     Add,
+    /// A rank returns its credit before its user has read the view.
+    EarlyCredit,
+    /// A rank fills a view after it has returned the credit.
+    LateFill,
 }
 
 /// The two signal words of a window that a model uses.
@@ -388,23 +394,6 @@ fn hand_over_model(weak: Weak) {
     for warp in warps {
         warp.join().unwrap();
     }
-}
-
-fn check(model: fn(Weak), weak: Weak) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || model(weak));
-}
-
-/// Asserts that the model fails with this message.
-fn finds(model: fn(Weak), weak: Weak, message: &str) {
-    let panic = catch_unwind(AssertUnwindSafe(|| check(model, weak)));
-    let panic = panic.expect_err("the mutant was not found");
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied());
-    assert_eq!(text, Some(message), "{weak:?}");
 }
 
 #[test]

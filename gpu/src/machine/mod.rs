@@ -317,6 +317,13 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn increment(&self, table: Table, index: u64) {
+        let at = self.args.table(table) + 4 * index;
+        // SAFETY: the protocol stays inside the tables.
+        unsafe { memory::increment_relaxed_gpu(at) };
+    }
+
+    #[inline(always)]
     fn read_window(&self, at: ByteOffset) -> u32 {
         // SAFETY: offsets lie inside the windows.
         unsafe { memory::load_relaxed_u32(self.window(self.common().rank()) + at.bytes()) }

@@ -173,7 +173,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
                 // SAFETY: the protocol sums whole rows, with the span's bytes on both sides.
                 unsafe { tile::load::<DEPTH>(self.row(row), start, range.end) }
             };
-            let mut sums = [[0f32; 8]; DEPTH];
+            let mut sums: [[f32; 8]; DEPTH] = finish.begin(self, tile_start, range.end);
             let mut left = sources;
             let mut ahead = [[0; 4]; DEPTH];
             if loads_ahead {
@@ -259,7 +259,7 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         }
         let mut tile_start = range.start;
         while tile_start < range.end {
-            let mut sums = [[0f32; 8]; DEPTH];
+            let mut sums: [[f32; 8]; DEPTH] = finish.begin(self, tile_start, range.end);
             let mut left = sources;
             while left != 0 {
                 let slot = load();

@@ -1,7 +1,7 @@
 //! Words of a workspace in which each block keeps its last launch.
 
-use ferry_layout::{Arguments, LastLaunch, Workspace};
-use ferry_protocol::Turns;
+use ferry_layout::{Arguments, LastLaunch, MAX_BLOCKS, Workspace};
+use ferry_protocol::{LANES, Turns};
 
 use super::{Gpu, PEEKED};
 use crate::ptx::{memory, thread};
@@ -24,8 +24,16 @@ impl<A: Arguments, const SHMEM: bool> Turns for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn leave_launch(&self, launch: LastLaunch) {
-        if self.lane == 0 {
+    fn leave_launch(&self, launch: LastLaunch, to_more: bool) {
+        if to_more {
+            let mut block = thread::block() + self.lane * thread::blocks();
+            while block < MAX_BLOCKS {
+                let at = self.common().workspace + Workspace::last_launch(block);
+                // SAFETY: a workspace has a word for each of `MAX_BLOCKS` blocks.
+                unsafe { memory::store_u64(at, launch.0) };
+                block += thread::blocks() * LANES;
+            }
+        } else if self.lane == 0 {
             // SAFETY: the host launches at most as many blocks as a workspace has words.
             unsafe { memory::store_u64(self.last_launch_at(), launch.0) };
         }

@@ -32,8 +32,9 @@ pub const PACKAGED_SOURCES: &str = "device";
 pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
 
 /// Finds or builds all variants of these packages, and sets an environment variable with the path of each for
-/// `include_str!` in the build script's crate: `FERRY_PTX_SM_90A`, or `FERRY_OPTIONS_PTX_SM_90A` for the
-/// kernels with options. To be called in a build script.
+/// `include_str!` in the build script's crate: `FERRY_PTX_SM_90A`; `FERRY_OPTIONS_PTX_SM_90A` for the kernels
+/// with options, `FERRY_ROWS_PTX_SM_90A` for those of rows that stay as they came. To be called in a build
+/// script.
 ///
 /// The PTX of Ferry's kernels comes from the first of: the folder that [`FOLDER_VARIABLE`] names; for one
 /// node, the package of the build script's crate; a build from the sources beside that crate or in its

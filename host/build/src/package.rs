@@ -73,10 +73,14 @@ pub enum Package {
     Kernels,
     /// `ferry-options`: kernels for launches with options, embedded in the host library as well.
     Options,
+    /// `ferry-rows`: kernels for rows that stay as they came, embedded in the host library as well.
+    Rows,
     /// [`Kernels`](Self::Kernels) for one node, without NVSHMEM.
     NodeKernels,
     /// [`Options`](Self::Options) for one node, without NVSHMEM.
     NodeOptions,
+    /// [`Rows`](Self::Rows) for one node, without NVSHMEM.
+    NodeRows,
     /// `ferry-probes`: additional kernels of the tests and the benchmark.
     Probes,
     /// `ferry-own-epilogue`: kernels with a custom epilogue, for tests.
@@ -89,6 +93,7 @@ impl Package {
         match self {
             Package::Kernels | Package::NodeKernels => "ferry-kernels",
             Package::Options | Package::NodeOptions => "ferry-options",
+            Package::Rows | Package::NodeRows => "ferry-rows",
             Package::Probes => "ferry-probes",
             Package::OwnEpilogue => "ferry-own-epilogue",
         }
@@ -99,8 +104,10 @@ impl Package {
         match self {
             Package::Kernels => target_dir.join("ptx"),
             Package::Options => target_dir.join("ptx/options"),
+            Package::Rows => target_dir.join("ptx/rows"),
             Package::NodeKernels => target_dir.join("ptx/node"),
             Package::NodeOptions => target_dir.join("ptx/node/options"),
+            Package::NodeRows => target_dir.join("ptx/node/rows"),
             Package::Probes => target_dir.join("ptx/probes"),
             Package::OwnEpilogue => target_dir.join("ptx/own-epilogue"),
         }
@@ -111,6 +118,7 @@ impl Package {
         match self {
             Package::Kernels | Package::NodeKernels | Package::Probes => "PTX",
             Package::Options | Package::NodeOptions => "OPTIONS_PTX",
+            Package::Rows | Package::NodeRows => "ROWS_PTX",
             Package::OwnEpilogue => "EPILOGUE_PTX",
         }
     }
@@ -119,7 +127,7 @@ impl Package {
     pub const fn calls_nvshmem(self) -> bool {
         matches!(
             self,
-            Package::Kernels | Package::Options | Package::OwnEpilogue
+            Package::Kernels | Package::Options | Package::Rows | Package::OwnEpilogue
         )
     }
 }
@@ -139,6 +147,7 @@ pub struct Artifact {
 pub fn place(package: Package, variant: Variant) -> String {
     match package {
         Package::Options | Package::NodeOptions => format!("options/{variant}.ptx"),
+        Package::Rows | Package::NodeRows => format!("rows/{variant}.ptx"),
         _ => format!("{variant}.ptx"),
     }
 }

@@ -9,9 +9,9 @@ use ferry_ptx::Module;
 use crate::error::{Error, FileContext, PrebuiltProblem, Result};
 use crate::package::{Artifact, Package, Variant, place};
 
-/// Finds these packages' PTX in a folder that is laid out like `target/ptx`: `sm_90a.ptx`, and with options
-/// `options/sm_90a.ptx`. Each file must have this version's memory layout and all kernels of its package;
-/// more are allowed.
+/// Finds these packages' PTX in a folder that is laid out like `target/ptx`: `sm_90a.ptx`, with options
+/// `options/sm_90a.ptx`, for rows that stay as they came `rows/sm_90a.ptx`. Each file must have this
+/// version's memory layout and all kernels of its package; more are allowed.
 ///
 /// # Errors
 ///
@@ -93,13 +93,12 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
 
 /// The kernels that a package's PTX has.
 fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
-    let with_options = matches!(package, Package::Options | Package::NodeOptions);
-    Kernel::ALL.into_iter().filter(move |kernel| {
-        if with_options {
-            *kernel != Kernel::FusedSilu
-        } else {
-            !kernel.needs_options()
+    Kernel::ALL.into_iter().filter(move |kernel| match package {
+        Package::Options | Package::NodeOptions => *kernel != Kernel::FusedSilu,
+        Package::Rows | Package::NodeRows => {
+            *kernel != Kernel::FusedSilu && !kernel.needs_options()
         }
+        _ => !kernel.needs_options(),
     })
 }
 

@@ -54,14 +54,15 @@
 #define FERRY_BOOTSTRAP_INIT \
     { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL, NULL, 0 }
 #define FERRY_CAPACITY_INIT \
-    { sizeof(ferry_capacity), 0, 0 }
+    { sizeof(ferry_capacity), 0, 0, 0, 0 }
 #define FERRY_COMBINE_INPUT_INIT \
     { sizeof(ferry_combine_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_COMBINE_OUTPUT_INIT \
-    { sizeof(ferry_combine_output), FERRY_TENSOR_INIT }
+    { sizeof(ferry_combine_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_CONFIG_INIT \
-    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DEVICE_POINTERS_INIT \
     { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
@@ -69,13 +70,14 @@
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_DISPATCH_OUTPUT_INIT \
     { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_GROUP_OPTIONS_INIT \
     { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
     { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
@@ -83,6 +85,8 @@
     { sizeof(ferry_simulator), 0, 0, 0, 0 }
 #define FERRY_TENSOR_INIT \
     { 0, 0, { 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0 }, 0, 0 }
+#define FERRY_VIEW_INIT \
+    { sizeof(ferry_view), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0 }
 
 
 // Most dimensions of a tensor.
@@ -225,6 +229,21 @@ typedef enum {
     FERRY_KERNEL_LOCAL_COMBINE = 8,
 } ferry_kernel;
 
+// Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
+// source rank and token, and combine takes one row for each. They exclude skip_a2a, shared_expert,
+// FERRY_COMBINE_EXACT and tiled scales, and need no ferry_config.options.
+typedef enum {
+    // A row for each assignment, by expert.
+    FERRY_RECEIVE_BY_EXPERT = 0,
+    // Rows stay in the receive window, at source * max_tokens_per_rank + token: ferry_communicator_view says
+    // where.
+    FERRY_RECEIVE_VIEW = 1,
+    // Rows are copied to the same places of a tensor of yours.
+    FERRY_RECEIVE_STRIDED = 2,
+    // Rows are copied to a tensor of yours without gaps.
+    FERRY_RECEIVE_COMPACT = 3,
+} ferry_receive_layout;
+
 // Memory that a kernel was waiting for or reading.
 typedef enum {
     // Counts of a rank's assignments.
@@ -287,6 +306,8 @@ typedef enum {
     FERRY_U16 = 9,
     // Raw 8 bits, accepted in place of FERRY_E4M3 and FERRY_E8M0.
     FERRY_U8 = 10,
+    // Signed 64-bit integer.
+    FERRY_I64 = 11,
 } ferry_type;
 
 // Output for combines of one plan on one rank, in device memory of its own. Any thread may use it.
@@ -321,10 +342,15 @@ typedef struct {
     // sizeof(ferry_capacity).
     size_t size;
     // Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
-    // at least the shared expert's rows (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
+    // at least the shared expert's rows (FERRY_INVALID_ARGUMENT). View, strided: exactly max_rows; compact:
+    // any number. 0: max_rows of the plan.
     uint64_t rows;
     // Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     uint64_t scale_blocks;
+    // 1: received ids are FERRY_I64, as topk_ids must then be. Without effect by expert.
+    uint32_t wide_ids;
+    // 0.
+    uint32_t reserved;
 } ferry_capacity;
 
 // Device memory with a shape. All zeros: no tensor. ferry_tensor_1d, _2d and _3d make contiguous tensors.
@@ -346,32 +372,47 @@ typedef struct {
 } ferry_tensor;
 
 // A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
-// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call.
+// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call. With
+// ferry_config.receive other than FERRY_RECEIVE_BY_EXPERT there is a row for each source rank and token with
+// an expert here: the guide, "Which layout do I want".
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
-    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    // then token, then top-k slot. With a shared expert this rank's own tokens come first.
+    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank, then
+    // token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row source *
+    // max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
+    // ferry_communicator_view.
     ferry_tensor tokens;
-    // Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
+    // Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
+    // [capacity, hidden / 128], unless transposed_scales is 1); one byte each
     // [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
-    // in BF16.
+    // in BF16, and of a view unless transposed.
     ferry_tensor scales;
     // FERRY_U32 [groups], tiled scales only: each group's first block.
     ferry_tensor scale_offsets;
-    // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
+    // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
-    // FERRY_U32 [groups + 1]: the first row of each group, and the end of the last one. A group is an expert
-    // of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
-    // rows, which count here; combine does not read padding rows. Never above the capacity.
+    // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    // group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
+    // a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
     ferry_tensor row_offsets;
-    // FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g, or g - 1
-    // with a shared expert; rank r has the experts from r * local_experts on.
+    // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
+    // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     ferry_tensor expert_ids;
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    // each dispatch to tell these apart.
+    // each dispatch to tell these apart. Not by expert: each row's source rank and token, -1 and -1 in rows
+    // without a token.
     ferry_tensor src_info;
+    // [capacity, top_k] of the type of the call's topk_ids, not by expert: this rank's expert of each top-k
+    // slot, from 0; -1 in other slots and in rows without a token.
+    ferry_tensor ids;
+    // FERRY_F32 [capacity, top_k], not by expert: the router's weights, 0 where ids is -1.
+    ferry_tensor weights;
+    // FERRY_I32 [ranks], not by expert: rows from each source rank.
+    ferry_tensor source_rows;
+    // FERRY_I32 [local_experts], not by expert: number of ids that name each expert.
+    ferry_tensor expert_rows;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.
@@ -382,6 +423,9 @@ typedef struct {
     // exact mode without weights the rows themselves: FERRY_BF16 [tokens, top_k, hidden]. 16-byte aligned;
     // may not overlap an input.
     ferry_tensor combined;
+    // FERRY_F32 [tokens, top_k], if ferry_config.combine_weights is 1: for each slot the received_weights of
+    // its token's row on the rank of its expert; 0 in slots that are not routed.
+    ferry_tensor weights;
 } ferry_combine_output;
 
 // Fault reported by a kernel. ferry_last_error has it as a sentence.
@@ -494,7 +538,8 @@ typedef struct {
     // FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
     // is a multiple of 8.
     ferry_tensor x;
-    // FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    // FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
+    // ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
     // -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
     // twice, in the order of the slots.
     ferry_tensor topk_ids;
@@ -508,19 +553,22 @@ typedef struct {
     ferry_tensor tokens_on_device;
 } ferry_dispatch_input;
 
-// A rank's input to a combine. Fields after topk_weights need ferry_config.options. row_scales, bias_0,
+// A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
+// ferry_config.options. row_scales, bias_0,
 // bias_1 and residual are applied to the sums in this order, in f32, after a shared expert's row is added
 // and before the result is rounded.
 typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;
     // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity.
+    // dispatch's tokens, with the same capacity. Not by expert: for each row the sum over this rank's
+    // experts, weights applied; rows without a token are not read.
     ferry_tensor expert_rows;
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     // of a token are not summed.
     ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
+    // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
+    // router's.
     ferry_tensor row_weights;
     // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
@@ -530,6 +578,12 @@ typedef struct {
     ferry_tensor bias_1;
     // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     ferry_tensor residual;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned, not by expert: sums begin with it, in f32.
+    ferry_tensor initial_0;
+    // A second one like initial_0, added after it.
+    ferry_tensor initial_1;
+    // FERRY_F32 [capacity, top_k], if ferry_config.combine_weights is 1: weights that return with the rows.
+    ferry_tensor received_weights;
 } ferry_combine_input;
 
 // Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
@@ -573,6 +627,15 @@ typedef struct {
     // 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
     // on the device). shared_expert and skip_a2a imply it.
     uint32_t options;
+    // A ferry_receive_layout.
+    uint32_t receive;
+    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    uint32_t transposed_scales;
+    // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
+    uint32_t clear_absent;
+    // 1: combine also returns weights: received_weights of ferry_combine_input to weights of
+    // ferry_combine_output. Not by expert.
+    uint32_t combine_weights;
 } ferry_config;
 
 // Sizes of a plan, for each rank.
@@ -602,6 +665,8 @@ typedef struct {
     // Most multiprocessors used by a kernel of this process's ranks: the configuration's max_sms or, if
     // ranks share a GPU and it is less, the smallest part of the GPU that one of them has. 0: all.
     uint64_t max_sms;
+    // Bytes from one row of a view to the next, a multiple of 128.
+    uint64_t view_row_stride;
 } ferry_plan_info;
 
 // Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device
@@ -676,6 +741,25 @@ typedef struct {
     // Most multiprocessors used by the kernel. 0: all.
     uint32_t max_sms;
 } ferry_silu;
+
+// Received rows of FERRY_RECEIVE_VIEW: row source * max_tokens_per_rank + token for each source rank and
+// token. They are read-only, and may be read by work that the streams order after ferry_dispatch or
+// ferry_dispatch_wait and before ferry_combine or ferry_combine_async. Rows without a token (ids is -1) hold
+// old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are those of every
+// round. With debug_checks later reads find bytes of 0xff.
+typedef struct {
+    // sizeof(ferry_view).
+    size_t size;
+    // [ranks * max_tokens_per_rank, hidden] in the plan's format.
+    ferry_tensor tokens;
+    // Scales of each row, row by row: FERRY_F32 in blockwise FP8, else one byte each. None in BF16, and with
+    // transposed_scales, which are an output of the dispatch.
+    ferry_tensor scales;
+    // FERRY_BF16 [ranks * max_tokens_per_rank], NVFP4 with row scales only.
+    ferry_tensor row_scales;
+    // Bytes from one row to the next, in all three. The tensors' strides are in elements.
+    uint64_t row_stride;
+} ferry_view;
 
 #ifdef __cplusplus
 extern "C" {
@@ -984,10 +1068,10 @@ ferry_status ferry_plan_dispatch_layout(const ferry_plan *plan,
                                         const ferry_capacity *capacity,
                                         ferry_dispatch_output *output);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine of `tokens`
-// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
-// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
-// The address is 0. Not collective. Does not synchronise.
+// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of
+// `tokens` tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or
+// FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a
+// token, else 0. Addresses are 0. Not collective. Does not synchronise.
 ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
                                        uint64_t tokens,
                                        uint32_t type,
@@ -1079,6 +1163,11 @@ uint32_t ferry_version_number(void);
 // Returns the features that this library was built with: "", "cuda" or "cuda,nvshmem". Valid for ever. Any
 // thread; never fails.
 const char *ferry_features(void);
+
+// Fills `view`, whose size is set, with the rows that the last dispatch leaves in the window.
+// FERRY_WRONG_ORDER unless ferry_dispatch or ferry_dispatch_wait was called last. Does not read device
+// memory. Not collective. Does not synchronise.
+ferry_status ferry_communicator_view(const ferry_communicator *communicator, ferry_view *view);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -2,10 +2,9 @@
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    DispatchTensors, Plan, ScaleTensor, TensorLayout, TokenFormat,
+    DispatchTensors, Plan, ScaleLayout, ScaleTensor, Tensor, TensorLayout, TokenFormat,
 };
 
-use crate::config::is_tiled;
 use crate::status::Failure;
 use crate::structs::sized;
 use crate::tensor::{ferry_tensor, shown};
@@ -20,7 +19,8 @@ pub struct ferry_dispatch_input {
     /// FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
     /// is a multiple of 8.
     pub x: ferry_tensor,
-    /// FERRY_I32 [tokens, top_k]: the experts of each token, or -1 for "not routed". An id outside
+    /// FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
+    /// ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
     /// -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
     /// twice, in the order of the slots.
     pub topk_ids: ferry_tensor,
@@ -36,38 +36,54 @@ pub struct ferry_dispatch_input {
 sized!(ferry_dispatch_input, 528);
 
 /// A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
-/// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call.
+/// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call. With
+/// ferry_config.receive other than FERRY_RECEIVE_BY_EXPERT there is a row for each source rank and token with
+/// an expert here: the guide, "Which layout do I want".
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_dispatch_output {
     /// sizeof(ferry_dispatch_output).
     pub size: usize,
-    /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    /// then token, then top-k slot. With a shared expert this rank's own tokens come first.
+    /// [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank, then
+    /// token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row source *
+    /// max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
+    /// ferry_communicator_view.
     pub tokens: ferry_tensor,
-    /// Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8; one byte each
+    /// Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
+    /// [capacity, hidden / 128], unless transposed_scales is 1); one byte each
     /// [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
-    /// in BF16.
+    /// in BF16, and of a view unless transposed.
     pub scales: ferry_tensor,
     /// FERRY_U32 [groups], tiled scales only: each group's first block.
     pub scale_offsets: ferry_tensor,
-    /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale.
+    /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     pub row_scales: ferry_tensor,
-    /// FERRY_U32 [groups + 1]: the first row of each group, and the end of the last one. A group is an expert
-    /// of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
-    /// rows, which count here; combine does not read padding rows. Never above the capacity.
+    /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    /// group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
+    /// a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
     pub row_offsets: ferry_tensor,
-    /// FERRY_I32 [groups]: 0, 1, .., the numbers of the groups. Group g is this rank's expert g, or g - 1
-    /// with a shared expert; rank r has the experts from r * local_experts on.
+    /// FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
+    /// g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     pub expert_ids: ferry_tensor,
     /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    /// each dispatch to tell these apart.
+    /// each dispatch to tell these apart. Not by expert: each row's source rank and token, -1 and -1 in rows
+    /// without a token.
     pub src_info: ferry_tensor,
+    /// [capacity, top_k] of the type of the call's topk_ids, not by expert: this rank's expert of each top-k
+    /// slot, from 0; -1 in other slots and in rows without a token.
+    pub ids: ferry_tensor,
+    /// FERRY_F32 [capacity, top_k], not by expert: the router's weights, 0 where ids is -1.
+    pub weights: ferry_tensor,
+    /// FERRY_I32 [ranks], not by expert: rows from each source rank.
+    pub source_rows: ferry_tensor,
+    /// FERRY_I32 [local_experts], not by expert: number of ids that name each expert.
+    pub expert_rows: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
-/// A rank's input to a combine. Fields after topk_weights need ferry_config.options. row_scales, bias_0,
+/// A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
+/// ferry_config.options. row_scales, bias_0,
 /// bias_1 and residual are applied to the sums in this order, in f32, after a shared expert's row is added
 /// and before the result is rounded.
 #[repr(C)]
@@ -76,12 +92,14 @@ pub struct ferry_combine_input {
     /// sizeof(ferry_combine_input).
     pub size: usize,
     /// FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    /// dispatch's tokens, with the same capacity.
+    /// dispatch's tokens, with the same capacity. Not by expert: for each row the sum over this rank's
+    /// experts, weights applied; rows without a token are not read.
     pub expert_rows: ferry_tensor,
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     /// of a token are not summed.
     pub topk_weights: ferry_tensor,
-    /// FERRY_F32 [capacity], reduced mode only: weights of the expert rows, instead of the router's.
+    /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
+    /// router's.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,
@@ -91,6 +109,12 @@ pub struct ferry_combine_input {
     pub bias_1: ferry_tensor,
     /// FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     pub residual: ferry_tensor,
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned, not by expert: sums begin with it, in f32.
+    pub initial_0: ferry_tensor,
+    /// A second one like initial_0, added after it.
+    pub initial_1: ferry_tensor,
+    /// FERRY_F32 [capacity, top_k], if ferry_config.combine_weights is 1: weights that return with the rows.
+    pub received_weights: ferry_tensor,
 }
 sized!(ferry_combine_input, 736);
 
@@ -104,6 +128,9 @@ pub struct ferry_combine_output {
     /// exact mode without weights the rows themselves: FERRY_BF16 [tokens, top_k, hidden]. 16-byte aligned;
     /// may not overlap an input.
     pub combined: ferry_tensor,
+    /// FERRY_F32 [tokens, top_k], if ferry_config.combine_weights is 1: for each slot the received_weights of
+    /// its token's row on the rank of its expert; 0 in slots that are not routed.
+    pub weights: ferry_tensor,
 }
 sized!(ferry_combine_output, 112);
 
@@ -131,12 +158,16 @@ impl ferry_dispatch_output {
         // SAFETY: the rule of memory.
         unsafe {
             Ok(DispatchOutput {
-                tokens: self.tokens.require("tokens")?,
-                scales: scales(&self.scales, &self.scale_offsets, plan.config().format)?,
+                tokens: self.tokens.get("tokens")?,
+                scales: scales(&self.scales, &self.scale_offsets, kind_of_scales(plan))?,
                 row_scales: self.row_scales.get("row_scales")?,
-                row_offsets: self.row_offsets.require("row_offsets")?,
-                expert_ids: self.expert_ids.require("expert_ids")?,
+                row_offsets: self.row_offsets.get("row_offsets")?,
+                expert_ids: self.expert_ids.get("expert_ids")?,
                 src_info: self.src_info.require("src_info")?,
+                ids: self.ids.get("ids")?,
+                weights: self.weights.get("weights")?,
+                source_rows: self.source_rows.get("source_rows")?,
+                expert_rows: self.expert_rows.get("expert_rows")?,
             })
         }
     }
@@ -150,13 +181,17 @@ impl ferry_dispatch_output {
         };
         Self {
             size: 0,
-            tokens: ferry_tensor::planned(&layout.tokens),
+            tokens: some(&layout.tokens),
             scales: some(&layout.scales),
             scale_offsets: some(&layout.scale_offsets),
             row_scales: some(&layout.row_scales),
-            row_offsets: ferry_tensor::planned(&layout.row_offsets),
-            expert_ids: ferry_tensor::planned(&layout.expert_ids),
+            row_offsets: some(&layout.row_offsets),
+            expert_ids: some(&layout.expert_ids),
             src_info: ferry_tensor::planned(&layout.src_info),
+            ids: some(&layout.ids),
+            weights: some(&layout.weights),
+            source_rows: some(&layout.source_rows),
+            expert_rows: some(&layout.expert_rows),
         }
     }
 
@@ -172,35 +207,76 @@ impl ferry_dispatch_output {
         };
         Self {
             size: 0,
-            tokens: shown(&output.tokens),
+            tokens: optional(output.tokens.as_ref()),
             scales,
             scale_offsets,
-            row_scales: output.row_scales.as_ref().map_or(none, shown),
-            row_offsets: shown(&output.row_offsets),
-            expert_ids: shown(&output.expert_ids),
+            row_scales: optional(output.row_scales.as_ref()),
+            row_offsets: optional(output.row_offsets.as_ref()),
+            expert_ids: optional(output.expert_ids.as_ref()),
             src_info: shown(&output.src_info),
+            ids: optional(output.ids.as_ref()),
+            weights: optional(output.weights.as_ref()),
+            source_rows: optional(output.source_rows.as_ref()),
+            expert_rows: optional(output.expert_rows.as_ref()),
         }
     }
 }
 
-/// Scales in the layout of a format, which the library checks.
+/// The C form of a tensor that may be missing.
+fn optional<const N: usize>(tensor: Option<&Tensor<N>>) -> ferry_tensor {
+    tensor.map_or(ferry_tensor::NONE, shown)
+}
+
+/// Kinds of scale tensors, which look alike in C.
+#[derive(Clone, Copy)]
+pub(crate) enum ScaleKind {
+    Transposed,
+    RowMajor,
+    Tiled,
+}
+
+impl ScaleKind {
+    /// Kind of a format's scales by expert.
+    pub(crate) const fn of(format: TokenFormat) -> Self {
+        match format.scale_layout() {
+            None => Self::Transposed,
+            Some(ScaleLayout::RowMajor) => Self::RowMajor,
+            Some(ScaleLayout::Tiled) => Self::Tiled,
+        }
+    }
+}
+
+/// Kind of the scales of a dispatch's outputs.
+fn kind_of_scales(plan: &Plan) -> ScaleKind {
+    let config = plan.config();
+    match ScaleKind::of(config.format) {
+        ScaleKind::Transposed if config.receive.keeps_rows() && !config.transposed_scales => {
+            ScaleKind::RowMajor
+        }
+        kind => kind,
+    }
+}
+
+/// Scales of a kind, which the library checks.
 ///
 /// # Safety
 /// The rule of memory.
 pub(crate) unsafe fn scales(
     scales: &ferry_tensor,
     offsets: &ferry_tensor,
-    format: TokenFormat,
+    kind: ScaleKind,
 ) -> Result<Option<ScaleTensor>, Failure> {
     // SAFETY: the rule of memory.
     unsafe {
-        Ok(match format.scale_layout() {
-            Some(_) if is_tiled(format) && scales.ndim != 0 => Some(ScaleTensor::Tiled {
+        Ok(match kind {
+            ScaleKind::Tiled if scales.ndim != 0 => Some(ScaleTensor::Tiled {
                 scales: scales.require("scales")?,
                 offsets: offsets.require("scale_offsets")?,
             }),
-            Some(_) => scales.get("scales")?.map(ScaleTensor::RowMajor),
-            None => scales.get("scales")?.map(ScaleTensor::Transposed),
+            ScaleKind::Tiled | ScaleKind::RowMajor => {
+                scales.get("scales")?.map(ScaleTensor::RowMajor)
+            }
+            ScaleKind::Transposed => scales.get("scales")?.map(ScaleTensor::Transposed),
         })
     }
 }
@@ -220,6 +296,11 @@ impl ferry_combine_input {
                 expert_rows: self.expert_rows.require("expert_rows")?,
                 topk_weights: self.topk_weights.get("topk_weights")?,
                 row_weights: self.row_weights.get("row_weights")?,
+                initial: [
+                    self.initial_0.get("initial_0")?,
+                    self.initial_1.get("initial_1")?,
+                ],
+                received_weights: self.received_weights.get("received_weights")?,
                 epilogue: if steps == CombineSteps::default() {
                     CombineEpilogue::None
                 } else {
@@ -236,9 +317,14 @@ impl ferry_combine_output {
     pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
         // SAFETY: the rule of memory.
         unsafe {
-            Ok(match self.combined.ndim {
-                3 => CombineOutput::Apart(self.combined.require("combined")?),
-                _ => CombineOutput::Summed(self.combined.require("combined")?),
+            let combined = &self.combined;
+            Ok(match (combined.ndim, self.weights.get("weights")?) {
+                (3, None) => CombineOutput::Apart(combined.require("combined")?),
+                (_, None) => CombineOutput::Summed(combined.require("combined")?),
+                (_, Some(weights)) => CombineOutput::Weighted {
+                    combined: combined.require("combined")?,
+                    weights,
+                },
             })
         }
     }
@@ -247,8 +333,13 @@ impl ferry_combine_output {
     pub(crate) fn of(output: &CombineOutput) -> Self {
         let combined = match output {
             CombineOutput::Summed(tensor) => shown(tensor),
+            CombineOutput::Weighted { combined, .. } => shown(combined),
             CombineOutput::Apart(tensor) => shown(tensor),
         };
-        Self { size: 0, combined }
+        Self {
+            size: 0,
+            combined,
+            weights: optional(output.weights().as_ref()),
+        }
     }
 }

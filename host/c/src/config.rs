@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferry::layout::OutputElement;
-use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, ReceiveLayout, TokenFormat};
 
 use crate::status::Failure;
 use crate::structs::{flag, sized};
@@ -44,6 +44,23 @@ pub enum ferry_combine_mode {
     FERRY_COMBINE_REDUCED = 0,
     /// One row for each token and top-k slot: the token's rank applies weights and sums, or keeps the rows.
     FERRY_COMBINE_EXACT = 1,
+}
+
+/// Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
+/// source rank and token, and combine takes one row for each. They exclude skip_a2a, shared_expert,
+/// FERRY_COMBINE_EXACT and tiled scales, and need no ferry_config.options.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ferry_receive_layout {
+    /// A row for each assignment, by expert.
+    FERRY_RECEIVE_BY_EXPERT = 0,
+    /// Rows stay in the receive window, at source * max_tokens_per_rank + token: ferry_communicator_view says
+    /// where.
+    FERRY_RECEIVE_VIEW = 1,
+    /// Rows are copied to the same places of a tensor of yours.
+    FERRY_RECEIVE_STRIDED = 2,
+    /// Rows are copied to a tensor of yours without gaps.
+    FERRY_RECEIVE_COMPACT = 3,
 }
 
 /// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
@@ -89,6 +106,15 @@ pub struct ferry_config {
     /// 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
     /// on the device). shared_expert and skip_a2a imply it.
     pub options: u32,
+    /// A ferry_receive_layout.
+    pub receive: u32,
+    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    pub transposed_scales: u32,
+    /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
+    pub clear_absent: u32,
+    /// 1: combine also returns weights: received_weights of ferry_combine_input to weights of
+    /// ferry_combine_output. Not by expert.
+    pub combine_weights: u32,
 }
 sized!(ferry_config, 88);
 
@@ -118,6 +144,10 @@ impl ferry_config {
             skip_a2a: flag("config->skip_a2a", self.skip_a2a)?,
             specialise: flag("config->specialise", self.specialise)?,
             options: flag("config->options", self.options)?,
+            receive: receive_layout(self.receive)?,
+            transposed_scales: flag("config->transposed_scales", self.transposed_scales)?,
+            clear_absent: flag("config->clear_absent", self.clear_absent)?,
+            combine_weights: flag("config->combine_weights", self.combine_weights)?,
             ..sizes
         })
     }
@@ -143,6 +173,12 @@ fn combine_mode(number: u32) -> Result<CombineMode, Failure> {
     }
 }
 
+/// Finds a layout by its number: `ferry_receive_layout` numbers layouts as the library does.
+fn receive_layout(number: u32) -> Result<ReceiveLayout, Failure> {
+    let layout = ReceiveLayout::ALL.get(number as usize).copied();
+    layout.ok_or_else(|| Failure::value("config->receive", number, "no ferry_receive_layout"))
+}
+
 /// Finds the element type of sums by a tensor's `ferry_type`.
 pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, Failure> {
     match ferry_type::of(name, element)? {
@@ -156,15 +192,12 @@ pub(crate) fn output_element(name: &str, element: u32) -> Result<OutputElement, 
     }
 }
 
-/// Whether a format's scales are tiled.
-pub(crate) const fn is_tiled(format: TokenFormat) -> bool {
-    matches!(format.scale_layout(), Some(ScaleLayout::Tiled))
-}
-
 #[cfg(test)]
 mod tests {
     use super::ferry_format::*;
+    use super::ferry_receive_layout::*;
     use super::*;
+    use ferry::ScaleLayout;
 
     #[test]
     fn formats_have_ferrys_own_numbers() {
@@ -208,5 +241,18 @@ mod tests {
             assert_eq!(format("format", number as u32).unwrap(), wanted);
         }
         assert!(format("format", named.len() as u32).is_err());
+    }
+
+    #[test]
+    fn layouts_have_ferrys_own_numbers() {
+        for (number, layout) in [
+            (FERRY_RECEIVE_BY_EXPERT, ReceiveLayout::ByExpert),
+            (FERRY_RECEIVE_VIEW, ReceiveLayout::View),
+            (FERRY_RECEIVE_STRIDED, ReceiveLayout::Strided),
+            (FERRY_RECEIVE_COMPACT, ReceiveLayout::Compact),
+        ] {
+            assert_eq!(receive_layout(number as u32).unwrap(), layout);
+        }
+        assert!(receive_layout(4).is_err());
     }
 }

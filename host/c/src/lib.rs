@@ -52,3 +52,4 @@ pub mod status;
 mod structs;
 pub mod tensor;
 pub mod version;
+pub mod view;

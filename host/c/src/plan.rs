@@ -47,6 +47,8 @@ pub struct ferry_plan_info {
     /// Most multiprocessors used by a kernel of this process's ranks: the configuration's max_sms or, if
     /// ranks share a GPU and it is less, the smallest part of the GPU that one of them has. 0: all.
     pub max_sms: u64,
+    /// Bytes from one row of a view to the next, a multiple of 128.
+    pub view_row_stride: u64,
 }
 sized!(ferry_plan_info, 64);
 
@@ -57,10 +59,15 @@ pub struct ferry_capacity {
     /// sizeof(ferry_capacity).
     pub size: usize,
     /// Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
-    /// at least the shared expert's rows (FERRY_INVALID_ARGUMENT). 0: max_rows of the plan.
+    /// at least the shared expert's rows (FERRY_INVALID_ARGUMENT). View, strided: exactly max_rows; compact:
+    /// any number. 0: max_rows of the plan.
     pub rows: u64,
     /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     pub scale_blocks: u64,
+    /// 1: received ids are FERRY_I64, as topk_ids must then be. Without effect by expert.
+    pub wide_ids: u32,
+    /// 0.
+    pub reserved: u32,
 }
 sized!(ferry_capacity, 24);
 
@@ -82,6 +89,14 @@ impl ferry_capacity {
         };
         if given.scale_blocks != 0 {
             capacity.scale_blocks = number(given.scale_blocks);
+        }
+        capacity.wide_ids = flag("capacity->wide_ids", given.wide_ids)?;
+        if given.reserved != 0 {
+            return Err(Failure::value(
+                "capacity->reserved",
+                given.reserved,
+                "it must be 0",
+            ));
         }
         Ok(capacity)
     }
@@ -140,6 +155,7 @@ pub unsafe extern "C" fn ferry_plan_query(
             max_rows_distinct: plan.max_rows_distinct() as u64,
             max_scale_blocks_distinct: plan.max_scale_blocks_distinct() as u64,
             max_sms: plan.max_sms().unwrap_or(0).into(),
+            view_row_stride: plan.view_row_stride(),
         };
         // SAFETY: the rule of pointers.
         unsafe { write(info, "info", known) }
@@ -195,10 +211,10 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
     })
 }
 
-/// Fills `output`, whose size is set, with the shape, type and bytes of the tensor that a combine of `tokens`
-/// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
-/// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
-/// The address is 0. Not collective. Does not synchronise.
+/// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of
+/// `tokens` tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or
+/// FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a
+/// token, else 0. Addresses are 0. Not collective. Does not synchronise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_plan_combine_layout(
     plan: *const ferry_plan,
@@ -214,7 +230,12 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
         let element = DataType::from(output_element("type", r#type)?);
         let (at, config) = (DevicePtr::NULL, plan.config());
         let planned = if !flag("apart", apart)? {
-            CombineOutput::Summed(Tensor::contiguous(at, element, [tokens, config.hidden]))
+            let combined = Tensor::contiguous(at, element, [tokens, config.hidden]);
+            let weights = Tensor::contiguous(at, DataType::F32, [tokens, config.top_k]);
+            match config.combine_weights {
+                false => CombineOutput::Summed(combined),
+                true => CombineOutput::Weighted { combined, weights },
+            }
         } else if config.combine == CombineMode::Exact {
             let dims = [tokens, config.top_k, config.hidden];
             CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use ferry::{Activation, FusedSilu};
 
-use crate::arguments::scales;
+use crate::arguments::{ScaleKind, scales};
 use crate::config::format;
 use crate::device::{ferry_device, stream_of};
 use crate::handle::get;
@@ -104,7 +104,7 @@ impl ferry_silu {
                 format,
                 input_scales: self.input_scales.get("input_scales")?,
                 output: self.output.require("output")?,
-                scales: scales(&self.scales, &self.scale_offsets, format)?,
+                scales: scales(&self.scales, &self.scale_offsets, ScaleKind::of(format))?,
             })
         }
     }

@@ -161,6 +161,10 @@ fn text_of(error: &Error) -> String {
             "the plan's skip_a2a is 1, and nothing is sent: call ferry_dispatch and ferry_combine"
                 .to_owned()
         }
+        Error::NoView { receive } => format!(
+            "the plan's receive is {receive}, and only FERRY_RECEIVE_VIEW leaves rows in the window"
+        ),
+        Error::Tensor(_) | Error::TensorsOverlap { .. } => with_fields_of_c(error.to_string()),
         Error::LocalRanks(LocalRanksError::Refused { rank, source }) => format!(
             "rank {}: {}; nothing was launched on any rank",
             rank.0,
@@ -182,6 +186,18 @@ fn text_of(error: &Error) -> String {
         ),
         _ => error.to_string(),
     }
+}
+
+/// Gives fields that are arrays in the library, and one after the other in C, the names that they have there.
+fn with_fields_of_c(text: String) -> String {
+    [
+        ("biases[0]", "bias_0"),
+        ("biases[1]", "bias_1"),
+        ("initial[0]", "initial_0"),
+        ("initial[1]", "initial_1"),
+    ]
+    .into_iter()
+    .fold(text, |text, (name, in_c)| text.replace(name, in_c))
 }
 
 /// The open call of a round, and the call that comes next.
@@ -234,7 +250,6 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::PlanForOtherGroup { .. }
         | Error::PlanSpansNodes { .. }
         | Error::WrongScales { .. }
-        | Error::WrongRowScales { .. }
         | Error::UnusedInputScale { .. }
         | Error::SiluColumns { .. }
         | Error::SiluLimit { .. }
@@ -244,6 +259,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::WeightsInReducedMode
         | Error::WrongCombineOutput { .. }
         | Error::ApartInReducedMode
+        | Error::NoView { .. }
         | Error::WithoutOptions
         | Error::Epilogue(_)
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,

@@ -32,11 +32,13 @@ pub enum ferry_type {
     FERRY_U16 = 9,
     /// Raw 8 bits, accepted in place of FERRY_E4M3 and FERRY_E8M0.
     FERRY_U8 = 10,
+    /// Signed 64-bit integer.
+    FERRY_I64 = 11,
 }
 
 use ferry_type::{
-    FERRY_BF16, FERRY_E2M1, FERRY_E4M3, FERRY_E8M0, FERRY_F16, FERRY_F32, FERRY_I32, FERRY_U8,
-    FERRY_U16, FERRY_U32,
+    FERRY_BF16, FERRY_E2M1, FERRY_E4M3, FERRY_E8M0, FERRY_F16, FERRY_F32, FERRY_I32, FERRY_I64,
+    FERRY_U8, FERRY_U16, FERRY_U32,
 };
 
 /// Device memory with a shape. All zeros: no tensor. ferry_tensor_1d, _2d and _3d make contiguous tensors.
@@ -60,9 +62,9 @@ pub struct ferry_tensor {
 }
 
 impl ferry_type {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         FERRY_BF16, FERRY_F16, FERRY_F32, FERRY_E4M3, FERRY_E8M0, FERRY_E2M1, FERRY_I32, FERRY_U32,
-        FERRY_U16, FERRY_U8,
+        FERRY_U16, FERRY_U8, FERRY_I64,
     ];
 
     /// Finds a type by its number.
@@ -81,6 +83,7 @@ impl ferry_type {
             FERRY_E8M0 => DataType::E8m0,
             FERRY_E2M1 => DataType::E2m1,
             FERRY_I32 => DataType::I32,
+            FERRY_I64 => DataType::I64,
             FERRY_U32 => DataType::U32,
             FERRY_U16 => DataType::U16,
             FERRY_U8 => DataType::U8,
@@ -225,6 +228,18 @@ pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
     let number = ferry_type::number(tensor.data_type);
     let dims = tensor.dims.map(|dim| dim as u64);
     ferry_tensor::given(tensor.at.address(), number, dims)
+}
+
+/// Converts a tensor with gaps to C's.
+pub(crate) fn strided<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
+    let mut strided = ferry_tensor {
+        bytes: tensor.at.bytes(),
+        ..shown(tensor)
+    };
+    for (place, &stride) in strided.strides.iter_mut().zip(&tensor.strides) {
+        *place = stride as u64;
+    }
+    strided
 }
 
 #[cfg(test)]

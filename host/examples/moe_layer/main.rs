@@ -173,14 +173,12 @@ impl Layer {
                 lease.tensor(&self.topk_ids, [TOKENS, TOP_K])?,
             )
         };
-        let output = DispatchOutput {
-            tokens: lease.tensor(&mut self.rows, [self.capacity, HIDDEN])?,
-            scales: None,
-            row_scales: None,
-            row_offsets: lease.tensor(&mut self.row_offsets, [LOCAL + 1])?,
-            expert_ids: lease.tensor(&mut self.expert_ids, [LOCAL])?,
-            src_info: lease.tensor(&mut self.src_info, [self.capacity, 2])?,
-        };
+        let output = DispatchOutput::by_expert(
+            lease.tensor(&mut self.rows, [self.capacity, HIDDEN])?,
+            lease.tensor(&mut self.row_offsets, [LOCAL + 1])?,
+            lease.tensor(&mut self.expert_ids, [LOCAL])?,
+            lease.tensor(&mut self.src_info, [self.capacity, 2])?,
+        );
         Ok((self.communicator).dispatch(lease.stream(), &input, &output)?)
     }
 

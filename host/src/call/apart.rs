@@ -1,14 +1,14 @@
 //! Checks that a dispatch's outputs overlap neither its inputs nor each other.
 
 use super::combine::{Extent, extent};
-use super::{DispatchInput, DispatchOutput, Sent};
-use crate::call::scales::ScaleTensor;
+use super::{DispatchInput, DispatchOutput};
+use crate::call::dispatch::Sent;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 
 /// A tensor's name and extent, if it is present.
-type Named = (&'static str, Option<Extent>);
+pub(super) type Named = (&'static str, Option<Extent>);
 
 impl DispatchOutput {
     /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
@@ -52,30 +52,25 @@ impl DispatchOutput {
         Ok(())
     }
 
-    fn written(&self) -> [Named; 7] {
-        let (scales, offsets) = match &self.scales {
-            None => (None, None),
-            Some(ScaleTensor::Transposed(scales)) => (extent(Some(scales)), None),
-            Some(ScaleTensor::RowMajor(scales)) => (extent(Some(scales)), None),
-            Some(ScaleTensor::Tiled { scales, offsets }) => {
-                (extent(Some(scales)), extent(Some(offsets)))
-            }
-        };
-        [
-            ("tokens", extent(Some(&self.tokens))),
-            ("scales", scales),
-            ("scale_offsets", offsets),
-            ("row_scales", extent(self.row_scales.as_ref())),
-            ("row_offsets", extent(Some(&self.row_offsets))),
-            ("expert_ids", extent(Some(&self.expert_ids))),
-            ("src_info", extent(Some(&self.src_info))),
-        ]
+    fn written(&self) -> [Named; 11] {
+        let tensors = self.tensors();
+        tensors.named().map(|(name, tensor)| {
+            let extent = tensor.map(|tensor| Extent {
+                address: tensor.address(),
+                bytes: tensor.bytes,
+            });
+            (name, extent)
+        })
     }
 }
 
 impl Extent {
     /// Checks that `self`, of the tensor `first`, has no byte in common with any of `others`.
-    fn require_outside(&self, first: &'static str, others: &[Named]) -> Result<(), Error> {
+    pub(super) fn require_outside(
+        &self,
+        first: &'static str,
+        others: &[Named],
+    ) -> Result<(), Error> {
         let is_in = |(_, other): &&Named| other.as_ref().is_some_and(|other| self.overlaps(other));
         match others.iter().find(is_in) {
             Some(&(second, _)) => Err(Error::TensorsOverlap { first, second }),

@@ -1,18 +1,29 @@
 //! The kernels' arguments of a combine.
 
+use std::fmt::Display;
+
 use bytemuck::Zeroable;
 use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, CombineWith, Common, EpilogueWords, OutputElement,
+    ReturnedRows,
 };
 
-use super::{CombineInput, CombineOutput, Received, address_or_none};
+use super::{CombineInput, CombineOutput, address_or_none};
+use crate::call::dispatch::Received;
 use crate::call::epilogue::CombineEpilogue;
-use crate::error::EpilogueError;
-use crate::error::Error;
+use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::handles::DevicePtr;
+
+/// Arguments of a combine's first half, and of its dispatch, that the second half needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returned {
+    pub(crate) received: Received,
+    pub(crate) input: CombineInput,
+    pub(crate) output: CombineOutput,
+}
 
 impl CombineInput {
     /// The experts' outputs alone: no weights and no epilogue.
@@ -21,11 +32,13 @@ impl CombineInput {
             expert_rows,
             topk_weights: None,
             row_weights: None,
+            initial: [None; 2],
+            received_weights: None,
             epilogue: CombineEpilogue::None,
         }
     }
 
-    /// The kernels' arguments. `taken`: [`Device::epilogue_bytes`](crate::Device::epilogue_bytes).
+    /// The kernels' arguments. `taken`: bytes of the user's epilogue in the kernels, if they have one.
     pub(crate) fn args(
         &self,
         output: &CombineOutput,
@@ -59,13 +72,13 @@ impl CombineInput {
             row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
-        self.require_apart(&Extent::of(&output.rows()))?;
+        self.require_apart(output)?;
         Ok(with)
     }
 
-    /// Checks that the result overlaps no tensor that is read: rows
+    /// Checks that no result overlaps another one or a tensor that is read: rows
     /// are still read while sums are written. Each tensor was checked by itself.
-    fn require_apart(&self, combined: &Extent) -> Result<(), Error> {
+    fn require_apart(&self, output: &CombineOutput) -> Result<(), Error> {
         let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => Some(steps),
             _ => None,
@@ -74,6 +87,7 @@ impl CombineInput {
             [0, 1].map(|index| extent(steps.and_then(|steps| steps.biases[index].as_ref())));
         let residual = steps.and_then(|steps| steps.residual.as_ref());
         let row_scales = steps.and_then(|steps| steps.row_scales.as_ref());
+        let [initial_1, initial_2] = self.initial.each_ref().map(|of| extent(of.as_ref()));
         let read = [
             ("expert_rows", extent(Some(&self.expert_rows))),
             ("topk_weights", extent(self.topk_weights.as_ref())),
@@ -82,17 +96,18 @@ impl CombineInput {
             ("biases[0]", bias_1),
             ("biases[1]", bias_2),
             ("residual", extent(residual)),
+            ("initial[0]", initial_1),
+            ("initial[1]", initial_2),
+            ("received_weights", extent(self.received_weights.as_ref())),
         ];
-        let overlapping = read
-            .into_iter()
-            .find(|(_, read)| read.as_ref().is_some_and(|read| read.overlaps(combined)));
-        match overlapping {
-            Some((second, _)) => Err(Error::TensorsOverlap {
-                first: "combined",
-                second,
-            }),
-            None => Ok(()),
-        }
+        let combined = Extent::of(&output.rows());
+        combined.require_outside("combined", &read)?;
+        let Some(weights) = output.weights() else {
+            return Ok(());
+        };
+        let weights = Extent::of(&weights);
+        weights.require_outside("weights", &[("combined", Some(combined))])?;
+        weights.require_outside("weights", &read)
     }
 
     /// `args`, with the options of this combine.
@@ -101,13 +116,19 @@ impl CombineInput {
         args: CombineArgs,
         output: &CombineOutput,
         plan: &Plan,
-        Received {
+        received: Received,
+        taken: Option<usize>,
+    ) -> Result<CombineWith<EpilogueWords>, Error> {
+        let Received {
             tokens,
             capacity,
             is_counted,
-        }: Received,
-        taken: Option<usize>,
-    ) -> Result<CombineWith<EpilogueWords>, Error> {
+        } = received;
+        let rows = self.returned_rows(output, plan, received)?;
+        if rows.is_on != 0 && matches!(self.epilogue, CombineEpilogue::Own(_)) {
+            let receive = plan.config().receive;
+            return Err(EpilogueError::RowsAsTheyCame { receive }.into());
+        }
         let words = self.epilogue.words(plan, tokens, taken)?;
         if let Some(weights) = &self.row_weights {
             if plan.config().combine == CombineMode::Exact {
@@ -147,10 +168,61 @@ impl CombineInput {
                 tokens_on_device: is_counted.into(),
                 output: element.number(),
                 has_epilogue: words.is_some().into(),
+                rows,
                 ..CombineOptions::NONE
             },
             epilogue: words.unwrap_or_else(EpilogueWords::zeroed),
             args,
+        })
+    }
+
+    /// Inputs and outputs that only rows that stay as they came have, or only rows by expert.
+    fn returned_rows(
+        &self,
+        output: &CombineOutput,
+        plan: &Plan,
+        received: Received,
+    ) -> Result<ReturnedRows, Error> {
+        let config = plan.config();
+        let keeps_rows = config.receive.keeps_rows();
+        let Received {
+            tokens, capacity, ..
+        } = received;
+        for (name, tensor) in ["initial[0]", "initial[1]"].into_iter().zip(&self.initial) {
+            if let Some(tensor) = tensor {
+                require_field(name, true, keeps_rows, "receive", config.receive)?;
+                tensor.require(name, [tokens, config.hidden], Element::BF16_ROW)?;
+            }
+        }
+        if self.row_weights.is_some() {
+            require_field("row_weights", true, !keeps_rows, "receive", config.receive)?;
+        }
+        let (given, returned) = (self.received_weights, output.weights());
+        for (name, tensor, rows) in [
+            ("received_weights", given, capacity),
+            ("weights", returned, tokens),
+        ] {
+            let is_wanted = config.combine_weights;
+            require_field(
+                name,
+                tensor.is_some(),
+                is_wanted,
+                "combine_weights",
+                is_wanted,
+            )?;
+            if let Some(tensor) = tensor {
+                tensor.require(name, [rows, config.top_k], Element::F32)?;
+            }
+        }
+        if !keeps_rows {
+            return Ok(ReturnedRows::NONE);
+        }
+        Ok(ReturnedRows {
+            initial: self.initial.map(address_or_none),
+            weights: address_or_none(given),
+            combined_weights: address_or_none(returned),
+            is_on: 1,
+            layout: config.receive.number(),
         })
     }
 
@@ -165,7 +237,11 @@ impl CombineInput {
         let weights = self.topk_weights.is_some();
         match (config.combine, weights, output) {
             (CombineMode::Reduced, _, CombineOutput::Apart(_)) => Err(Error::ApartInReducedMode),
-            (CombineMode::Reduced, _, CombineOutput::Summed(combined))
+            (
+                CombineMode::Reduced,
+                _,
+                CombineOutput::Summed(combined) | CombineOutput::Weighted { combined, .. },
+            )
             | (CombineMode::Exact, true, CombineOutput::Summed(combined)) => {
                 let element = Element::row(output.element()?.into());
                 combined.require("combined", [tokens, config.hidden], element)?;
@@ -179,6 +255,25 @@ impl CombineInput {
             (CombineMode::Exact, _, _) => Err(Error::WrongCombineOutput { weights }),
         }
     }
+}
+
+/// Checks that a tensor is given if, and only if, a field of the plan's configuration says so.
+fn require_field(
+    tensor: &'static str,
+    is_given: bool,
+    is_wanted: bool,
+    field: &str,
+    value: impl Display,
+) -> Result<(), TensorError> {
+    if is_given == is_wanted {
+        return Ok(());
+    }
+    let word = |is_there: bool| if is_there { "a tensor" } else { "none" };
+    Err(TensorError {
+        tensor,
+        wanted: format!("{}, as the plan's {field} is {value}", word(is_wanted)),
+        given: word(is_given).to_owned(),
+    })
 }
 
 /// Extent of `tensor`, if it is present.
@@ -210,5 +305,49 @@ impl Extent {
             } else {
                 self.address - other.address < other.bytes
             }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ferry_layout::TokenFormat;
+
+    use super::*;
+    use crate::plan::config::Config;
+    use crate::tensor::data_type::DataType;
+
+    /// A position in exact mode is also a row of the staging, which has [`Shape::max_rows`] rows: fewer than
+    /// [`Plan::max_rows`] if that is rounded up.
+    #[test]
+    fn positions_of_a_combine_stay_in_the_staging() {
+        let config = Config {
+            p2p_world_size: Some(1),
+            format: TokenFormat::BlockwiseFp8,
+            combine: CombineMode::Exact,
+            deadline: Duration::from_secs(1),
+            ..Config::new(2, 1, 1024, 4)
+        };
+        let plan = Plan::check(2, true, config).unwrap();
+        assert!(plan.max_rows() as u64 > plan.shape().max_rows());
+        // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
+        let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
+        let rows = Tensor::contiguous(memory(1 << 20), DataType::Bf16, [plan.max_rows(), 1024]);
+        let input = CombineInput::new(rows);
+        let output = CombineOutput::Apart(Tensor::contiguous(
+            memory(1 << 21),
+            DataType::Bf16,
+            [4, 1, 1024],
+        ));
+        let received = Received {
+            tokens: 4,
+            capacity: plan.max_rows(),
+            is_counted: false,
+        };
+        let args = input
+            .args(&output, &Common::of(plan.shape()), &plan, received, None)
+            .unwrap();
+        assert_eq!(args.args.row_capacity, plan.shape().max_rows());
     }
 }

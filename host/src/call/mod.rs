@@ -1,26 +1,20 @@
 //! The arguments of dispatch and combine, and their checks.
 
 pub(crate) mod buffers;
+pub(crate) mod combine;
+pub(crate) mod dispatch;
 pub(crate) mod epilogue;
 pub(crate) mod scales;
 pub(crate) mod silu;
 pub(crate) mod tensors;
 
 mod apart;
-mod combine;
 
-use bytemuck::Zeroable;
-use ferry_layout::{
-    Common, DispatchArgs, DispatchOptions, DispatchWith, OutputElement, TokenFormat,
-    scale_placement,
-};
+use ferry_layout::OutputElement;
 
 use crate::call::epilogue::CombineEpilogue;
-use crate::call::scales::ScaleAddresses;
 use crate::call::scales::ScaleTensor;
-use crate::error::{Error, Problem, TensorError};
-use crate::plan::Plan;
-use crate::tensor::Element;
+use crate::error::TensorError;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 
@@ -32,8 +26,10 @@ pub struct DispatchInput {
     /// ([`Tensor::with_row_stride`]). In a split dispatch with a
     /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale`.
     pub x: Tensor<2>,
-    /// i32 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
-    /// `-1..experts` is not routed either, and reported as a fault. An expert that is listed twice gets the
+    /// i32 or i64 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
+    /// `-1..experts` is not routed either, and reported as a fault. Each rank and call may choose the type;
+    /// by expert, i64 needs [`Config::options`](crate::Config::options), which a shared expert and `skip_a2a`
+    /// imply. An expert that is listed twice gets the
     /// token twice, in the order of the slots, and both rows count;
     /// [`debug_checks`](crate::Config::debug_checks) report it.
     pub topk_ids: Tensor<2>,
@@ -55,55 +51,102 @@ pub struct DispatchInput {
     pub tokens_on_device: Option<Tensor<1>>,
 }
 
-/// A rank's outputs of a dispatch. `capacity` is any number of rows, in blockwise FP8 a
-/// multiple of 4; [`Plan::max_rows`] always suffice. If more rows arrive, the first ones are written, and
-/// the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind).
-/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors. Each has memory of its own, which no
+/// A rank's outputs of a dispatch. `capacity` is a number of rows:
+///
+/// - [by expert](crate::ReceiveLayout::ByExpert) any number, in blockwise FP8 a multiple of 4, and
+///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are
+///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
+/// - for compact rows any number, likewise;
+/// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
+///   max_tokens_per_rank`.
+///
+/// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
+/// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
 /// other output and no input of the same call overlaps.
+///
+/// # Rows that stay as they came
+///
+/// In all layouts but by expert there is a row for each source rank and token that has an expert here. In
+/// views and strided rows it is row `source * max_tokens_per_rank + token`, and all others are rows without a
+/// token; compact rows follow each other by source rank, then token, and all after them are rows without a
+/// token. [Which layout do I want](crate::guide::receive) has a picture of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchOutput {
     /// `[capacity, hidden]` in the plan's format (4-bit elements: two a byte, the even one in the low
-    /// half), 16-byte aligned: rows by expert, then source rank, then token, then top-k slot, if a token
-    /// names an expert twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens
-    /// precede them, in their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a)
-    /// this rank's part of the tokens ([`Plan::shared_tokens`]): row `t` is token `start + t`. Rows from
+    /// half), 16-byte aligned.
+    ///
+    /// By expert: rows by expert, then source rank, then token, then top-k slot, if a token names an expert
+    /// twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens precede them, in
+    /// their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of the
+    /// tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): row `t` is token `start + t`. Rows from
     /// `row_offsets[groups]` on, and those that pad a group, are not written.
-    pub tokens: Tensor<2>,
-    /// The rows' scales, in the layout of the plan's format; `None` for BF16.
+    ///
+    /// Strided and compact: a row for each source rank and token. Rows without a token are not written, or
+    /// zeros with [`clear_absent`](crate::Config::clear_absent). View: `None`, as rows stay in the window
+    /// ([`Communicator::view`](crate::Communicator::view)).
+    pub tokens: Option<Tensor<2>>,
+    /// The rows' scales, in the layout of the plan's format; `None` for BF16, and for a view, where they
+    /// follow each row, unless they are [transposed](crate::Config::transposed_scales).
     pub scales: Option<ScaleTensor>,
     /// BF16 `[capacity]`, [`TokenFormat::Nvfp4RowScaled`](crate::TokenFormat) only: the inverse of
-    /// each row's own global scale. An element is its code times its scale times this.
+    /// each row's own global scale. An element is its code times its scale times this. `None` for a view,
+    /// where it lies in each row.
     pub row_scales: Option<Tensor<1>>,
-    /// u32 `[groups + 1]` ([`Plan::groups`]): the first row of each group, and the end of the last. A group
-    /// is a local expert; with a shared expert, that is the first group, and local expert `e` is group
-    /// `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows. Never above `capacity`: if
-    /// more rows arrive, groups end with the last row that fits, and the groups after it are empty.
-    pub row_offsets: Tensor<1>,
-    /// i32 `[groups]`: `0, 1, ..`, the number of each group of rows, for grouped matrix multiplications that
-    /// take one.
-    pub expert_ids: Tensor<1>,
-    /// i32 `[capacity, 2]`: each row's token on its source rank, and its top-k slot there. Not written for
-    /// the shared expert's rows and for rows that pad a group. Neither the source rank
-    /// nor a group's number of rows without padding is available.
+    /// u32 `[groups + 1]` ([`Plan::groups`](crate::Plan::groups)), by expert only: the first row of each
+    /// group, and the end of the last. A group is a local expert; with a shared expert, that is the first
+    /// group, and local expert `e` is group `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows.
+    /// Never above `capacity`: if more rows arrive, groups end with the last row that fits, and the groups
+    /// after it are empty.
+    pub row_offsets: Option<Tensor<1>>,
+    /// i32 `[groups]`, by expert only: `0, 1, ..`, the number of each group of rows, for grouped matrix
+    /// multiplications that take one.
+    pub expert_ids: Option<Tensor<1>>,
+    /// i32 `[capacity, 2]`. By expert: each row's token on its source rank, and its top-k slot there. Not
+    /// written for the shared expert's rows and for rows that pad a group. Neither the source rank
+    /// nor a group's number of rows without padding is available. In other layouts: each row's source rank
+    /// and token, -1 and -1 in rows without a token.
     pub src_info: Tensor<2>,
+    /// `[capacity, top_k]` of the type of the call's `topk_ids`, not by expert: the local expert of each
+    /// top-k slot, `0..local_experts`; -1 in slots of other ranks' experts, in slots that are not routed, and
+    /// in all slots of rows without a token.
+    pub ids: Option<Tensor<2>>,
+    /// f32 `[capacity, top_k]`, not by expert: the router's weights of the slots of `ids` that are not -1,
+    /// and +0 in all others. 1 if the source gave no `topk_weights`. A weight whose bits are all ones arrives
+    /// as `0xfffffffe`.
+    pub weights: Option<Tensor<2>>,
+    /// i32 `[ranks]`, not by expert: the number of rows from each source rank in these outputs.
+    pub source_rows: Option<Tensor<1>>,
+    /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
+    /// lists an expert twice counts twice.
+    pub expert_rows: Option<Tensor<1>>,
 }
 
 /// A rank's inputs of a combine.
 ///
-/// `row_weights` and `epilogue` need kernels with options
+/// By expert, `row_weights` and `epilogue` need kernels with options
 /// ([`Config::options`](crate::Config::options)). They may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CombineInput {
     /// BF16 `[capacity, hidden]`, 16-byte aligned: the experts' outputs in the order of the
-    /// dispatch's `tokens`, with the same capacity. May be the same memory.
+    /// dispatch's `tokens`, with the same capacity. May be the same memory. In layouts that
+    /// [keep rows as they came](crate::Config::receive), a row is the sum over this rank's experts of the
+    /// token, with the router's weights applied; rows without a token are not read.
     pub expert_rows: Tensor<2>,
     /// f32 `[tokens, top_k]`, exact mode only: the weights of this rank's own tokens, with which this rank
     /// multiplies the rows that return, in f32. `None` keeps the rows of a token apart.
     pub topk_weights: Option<Tensor<2>>,
-    /// f32 `[capacity]`, reduced mode only: the weight of each of `expert_rows`, instead of
+    /// f32 `[capacity]`, reduced mode by expert only: the weight of each of `expert_rows`, instead of
     /// the router's weight that came with its token. Not read for rows of no token.
     pub row_weights: Option<Tensor<1>>,
-    /// Steps on the sums of this rank's own tokens.
+    /// BF16 `[tokens, hidden]` each, 16-byte aligned, not by expert: a token's sum begins with
+    /// `+0 + initial[0] + initial[1]` in f32, without those that are `None`, and the ranks' rows follow. None
+    /// of them may overlap `combined`.
+    pub initial: [Option<Tensor<2>>; 2],
+    /// f32 `[capacity, top_k]`, with [`Config::combine_weights`](crate::Config::combine_weights) and only
+    /// then: weights that return with the rows, to [`CombineOutput::Weighted`].
+    pub received_weights: Option<Tensor<2>>,
+    /// Steps on the sums of this rank's own tokens. In layouts that keep rows as they came, those of
+    /// [`CombineSteps`](crate::CombineSteps).
     pub epilogue: CombineEpilogue,
 }
 
@@ -116,7 +159,7 @@ pub struct CombineInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineOutput {
     /// `[tokens, hidden]`: the weighted sum of each token's rows. In reduced mode always; in exact mode if
-    /// combine has weights. BF16; f16 and f32 need kernels with options
+    /// combine has weights. BF16; f16 and f32 need by expert kernels with options
     /// ([`Config::options`](crate::Config::options)).
     ///
     /// Products and sums are rounded to f32 one by one, beginning with +0: rows of -0 alone, and no rows, sum
@@ -124,7 +167,21 @@ pub enum CombineOutput {
     /// rank adds its rows of the token by top-k slot and rounds the sum to BF16, and this rank adds these
     /// sums by rank. Then follow the [shared expert](crate::Config::shared_expert)'s row and the
     /// [epilogue](CombineInput::epilogue), if any, and one rounding to the tensor's elements.
+    ///
+    /// Of rows that [stay as they came](crate::Config::receive), the sum of
+    /// [`initial`](CombineInput::initial) and one row for each rank with an expert of the token, by rank.
     Summed(Tensor<2>),
+    /// The same sums, and weights that came back with the rows: with
+    /// [`Config::combine_weights`](crate::Config::combine_weights) and only then.
+    Weighted {
+        /// The sums, as in [`Summed`](Self::Summed).
+        combined: Tensor<2>,
+        /// f32 `[tokens, top_k]`, written: for each slot the value of
+        /// [`received_weights`](CombineInput::received_weights) on the rank of its expert, in the row of this
+        /// token and the slot's column. +0 in slots that are not routed, and if the row did not fit in the
+        /// rank's outputs. A weight whose bits are all ones arrives as `0xfffffffe`.
+        weights: Tensor<2>,
+    },
     /// BF16 `[tokens, top_k, hidden]`: each row by itself, bit for bit, +0 for slots that were not routed. In
     /// exact mode without weights.
     Apart(Tensor<3>),
@@ -134,7 +191,10 @@ impl CombineOutput {
     /// Returns the same elements as rows: `[tokens, hidden]` or `[tokens * top_k, hidden]`.
     pub const fn rows(&self) -> Tensor<2> {
         match *self {
-            Self::Summed(tensor) => tensor,
+            Self::Summed(tensor)
+            | Self::Weighted {
+                combined: tensor, ..
+            } => tensor,
             Self::Apart(Tensor {
                 at,
                 data_type,
@@ -146,15 +206,23 @@ impl CombineOutput {
 }
 
 impl CombineOutput {
+    /// The weights that come back, if there are any.
+    pub const fn weights(&self) -> Option<Tensor<2>> {
+        match *self {
+            Self::Weighted { weights, .. } => Some(weights),
+            Self::Summed(_) | Self::Apart(_) => None,
+        }
+    }
+
     /// Type of the result's elements. Rows that are kept apart are BF16, and so is [`DataType::U16`].
     pub(crate) fn element(&self) -> Result<OutputElement, TensorError> {
         let given = match self {
             Self::Apart(_) => return Ok(OutputElement::Bf16),
-            Self::Summed(combined) if combined.data_type == DataType::U16 => {
-                return Ok(OutputElement::Bf16);
-            }
-            Self::Summed(combined) => combined.data_type,
+            Self::Summed(combined) | Self::Weighted { combined, .. } => combined.data_type,
         };
+        if given == DataType::U16 {
+            return Ok(OutputElement::Bf16);
+        }
         let mut all = OutputElement::ALL.into_iter();
         all.find(|&element| DataType::from(element) == given)
             .ok_or_else(|| TensorError {
@@ -176,270 +244,8 @@ impl DispatchInput {
             tokens_on_device: None,
         }
     }
-
-    /// The inputs that the wait of a split dispatch needs.
-    pub(crate) fn sent(&self) -> Sent {
-        Sent { input: *self }
-    }
-
-    /// Bytes from one row of `x` to the next.
-    const fn x_stride(&self) -> u64 {
-        // For a single row it may be any number.
-        (self.x.strides[0] as u64).wrapping_mul(2)
-    }
-
-    /// The kernels' arguments without outputs.
-    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchWith, Error> {
-        let config = plan.config();
-        let tokens = self.x.dims[0];
-        if tokens > config.max_tokens_per_rank {
-            return Err(Error::TooManyTokens {
-                given: tokens,
-                max: config.max_tokens_per_rank,
-            });
-        }
-        self.x.require_rows("x", [tokens, config.hidden])?;
-        self.topk_ids
-            .require("topk_ids", [tokens, config.top_k], Element::I32)?;
-        if let Some(weights) = &self.topk_weights {
-            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
-        }
-        let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
-        match &self.input_scale {
-            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::F32)?,
-            Some(_) => {
-                return Err(Error::UnusedInputScale {
-                    format: config.format,
-                });
-            }
-            None => {}
-        }
-        if let Some(count) = &self.tokens_on_device {
-            count.require("tokens_on_device", [1], Element::U32)?;
-        }
-        Ok(DispatchWith {
-            args: DispatchArgs {
-                x: self.x.at.address(),
-                x_stride: self.x_stride(),
-                topk_ids: self.topk_ids.at.address(),
-                topk_weights: address_or_none(self.topk_weights),
-                input_scale: address_or_none(self.input_scale),
-                ..args_of(common, tokens)
-            },
-            options: DispatchOptions {
-                tokens_on_device: address_or_none(self.tokens_on_device),
-                ..DispatchOptions::NONE
-            },
-        })
-    }
-}
-
-/// Inputs of a dispatch's first half that the second half needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sent {
-    /// Its `x` and `input_scale` become a shared expert's rows.
-    input: DispatchInput,
-}
-
-impl Sent {
-    /// The kernels' arguments without outputs. Without a shared expert, no input is read.
-    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
-        let input = &self.input;
-        let mut args = args_of(common, self.tokens());
-        if plan.config().shared_expert {
-            (args.x, args.x_stride) = (input.x.at.address(), input.x_stride());
-            args.input_scale = address_or_none(input.input_scale);
-        }
-        DispatchWith {
-            args,
-            options: DispatchOptions {
-                tokens_on_device: address_or_none(input.tokens_on_device),
-                ..DispatchOptions::NONE
-            },
-        }
-    }
-
-    /// Number of rows of `x`.
-    pub(crate) const fn tokens(&self) -> usize {
-        self.input.x.dims[0]
-    }
-
-    /// Whether the number of tokens is on the device.
-    pub(crate) const fn is_counted(&self) -> bool {
-        self.input.tokens_on_device.is_some()
-    }
-}
-
-/// Arguments of a combine's first half, and of its dispatch, that the second half needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Returned {
-    pub(crate) received: Received,
-    pub(crate) input: CombineInput,
-    pub(crate) output: CombineOutput,
-}
-
-/// The kernels' arguments without inputs and outputs.
-pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
-    DispatchArgs {
-        common: Common {
-            tokens: tokens as u32,
-            ..*common
-        },
-        ..DispatchArgs::zeroed()
-    }
-}
-
-impl DispatchOutput {
-    /// Checks every tensor.
-    pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
-        let capacity = self.capacity();
-        let element = Element::row(DataType::of_tokens(plan.config().format));
-        self.tokens
-            .require("tokens", [capacity, plan.config().hidden], element)?;
-        let scales =
-            ScaleTensor::check(self.scales.as_ref(), plan.shape(), plan.groups(), capacity)?;
-        match (&self.row_scales, plan.shape().sizes().has_row_scale) {
-            (Some(given), true) => given.require("row_scales", [capacity], Element::BF16)?,
-            (None, false) => {}
-            (given, _) => {
-                return Err(Error::WrongRowScales {
-                    given: given.is_some(),
-                    format: plan.config().format,
-                });
-            }
-        }
-        self.row_offsets
-            .require("row_offsets", [plan.groups() + 1], Element::U32)?;
-        self.expert_ids
-            .require("expert_ids", [plan.groups()], Element::I32)?;
-        self.src_info
-            .require("src_info", [capacity, 2], Element::I32)?;
-        self.require_disjoint()?;
-        Ok(scales)
-    }
-
-    /// `args`, with these outputs.
-    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
-        let (scales, capacity) = (self.check(plan)?, self.capacity());
-        let args = DispatchArgs {
-            output_tokens: self.tokens.at.address(),
-            output_scales: scales.scales,
-            scales_offsets: scales.offsets,
-            row_scales: address_or_none(self.row_scales),
-            block_capacity: scales.blocks,
-            row_offsets: self.row_offsets.at.address(),
-            expert_ids: self.expert_ids.at.address(),
-            src_info: self.src_info.at.address(),
-            row_capacity: capacity as u64,
-            ..with.args
-        };
-        let options = DispatchOptions {
-            shared_of: plan.shared_of(),
-            ..with.options
-        };
-        require_room_for_shared(&args, &options)?;
-        Ok(DispatchWith { args, options })
-    }
-
-    /// Number of rows that fit in the outputs.
-    pub(crate) const fn capacity(&self) -> usize {
-        self.tokens.dims[0]
-    }
-}
-
-/// Sizes of a dispatch that its combine needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Received {
-    /// Tokens of this rank.
-    pub(crate) tokens: usize,
-    /// Rows that fit in its outputs.
-    pub(crate) capacity: usize,
-    /// Whether the number of tokens is on the device.
-    pub(crate) is_counted: bool,
-}
-
-impl Received {
-    pub(crate) const fn of(sent: &Sent, output: &DispatchOutput) -> Self {
-        Self {
-            tokens: sent.tokens(),
-            capacity: output.capacity(),
-            is_counted: sent.is_counted(),
-        }
-    }
-}
-
-/// Refuses outputs with fewer rows, or blocks of scales, than the shared expert's tokens take, which are
-/// written before the number of other rows is known.
-fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Result<(), Error> {
-    if !options.has_shared_expert() {
-        return Ok(());
-    }
-    let (common, tokens) = (&args.common, options.shared(args.common.tokens).count);
-    let rows = common.row.padded(tokens);
-    let blocks = if common.shape.has_tiled_scales() {
-        scale_placement::blocks(rows)
-    } else {
-        0
-    };
-    for (field, needed, given) in [
-        ("rows", rows, args.row_capacity),
-        ("scale_blocks", blocks, args.block_capacity),
-    ] {
-        if u64::from(needed) > given {
-            return Err(Error::Capacity(Problem {
-                field,
-                value: given.to_string(),
-                rule: format!("the shared expert's {tokens} tokens alone take {needed}"),
-            }));
-        }
-    }
-    Ok(())
 }
 
 pub(crate) fn address_or_none<const N: usize>(tensor: Option<Tensor<N>>) -> u64 {
     tensor.map_or(0, |tensor| tensor.at.address())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use ferry_layout::CombineMode;
-
-    use super::*;
-    use crate::plan::config::Config;
-    use crate::tensor::handles::DevicePtr;
-
-    /// A position in exact mode is also a row of the staging, which has [`Shape::max_rows`] rows: fewer than
-    /// [`Plan::max_rows`] if that is rounded up.
-    #[test]
-    fn positions_of_a_combine_stay_in_the_staging() {
-        let config = Config {
-            p2p_world_size: Some(1),
-            format: TokenFormat::BlockwiseFp8,
-            combine: CombineMode::Exact,
-            deadline: Duration::from_secs(1),
-            ..Config::new(2, 1, 1024, 4)
-        };
-        let plan = Plan::check(2, true, config).unwrap();
-        assert!(plan.max_rows() as u64 > plan.shape().max_rows());
-        // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
-        let memory = |address| unsafe { DevicePtr::new(address, 1 << 20) };
-        let rows = Tensor::contiguous(memory(1 << 20), DataType::Bf16, [plan.max_rows(), 1024]);
-        let input = CombineInput::new(rows);
-        let output = CombineOutput::Apart(Tensor::contiguous(
-            memory(1 << 21),
-            DataType::Bf16,
-            [4, 1, 1024],
-        ));
-        let received = Received {
-            tokens: 4,
-            capacity: plan.max_rows(),
-            is_counted: false,
-        };
-        let args = input
-            .args(&output, &Common::of(plan.shape()), &plan, received, None)
-            .unwrap();
-        assert_eq!(args.args.row_capacity, plan.shape().max_rows());
-    }
 }

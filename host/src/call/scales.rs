@@ -1,9 +1,10 @@
 //! The scale tensors of each format, and their check.
 
-use ferry_layout::{ScaleLayout, Shape};
+use ferry_layout::Shape;
 
 use crate::error::{Error, TensorError};
-use crate::plan::capacity::countable;
+use crate::plan::capacity::{countable_blocks, countable_rows};
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -12,9 +13,11 @@ use crate::tensor::data_type::DataType;
 /// are refused ([`Error::TooManyScales`]), in NVFP4 if the tokens take more than 128 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
-    /// f32 `[hidden / 128, capacity]`, blockwise FP8: transposed, for grouped matrix multiplications
-    /// that load it by TMA. So it is 16-byte aligned, and so is its stride: `capacity` is a
-    /// multiple of 4. The columns of padding rows are not written.
+    /// f32 `[hidden / 128, capacity]`, blockwise FP8 by expert, and in other layouts with
+    /// [`Config::transposed_scales`](crate::Config::transposed_scales): transposed, for grouped matrix
+    /// multiplications that load it by TMA. So it is 16-byte aligned, and by expert so is its stride:
+    /// `capacity` is a multiple of 4. In other layouts it may be any number, and TMA takes multiples of 4.
+    /// The columns of padding rows are not written.
     Transposed(Tensor<2>),
     /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
     Tiled {
@@ -28,7 +31,8 @@ pub enum ScaleTensor {
         offsets: Tensor<1>,
     },
     /// One byte per scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
-    /// [`ScaleLayout::RowMajor`](crate::ScaleLayout).
+    /// [`ScaleLayout::RowMajor`](crate::ScaleLayout). f32 `[capacity, hidden / 128]`: blockwise FP8 in rows
+    /// that [stay as they came](crate::Config::receive).
     RowMajor(Tensor<2>),
 }
 
@@ -43,9 +47,10 @@ pub(crate) struct ScaleAddresses {
 
 impl ScaleTensor {
     /// Checks that `given` are the scales of `capacity` rows in `experts` groups, with the format and hidden
-    /// size of `shape`. For a dispatch and for a fused SiLU.
+    /// size of `shape`, in this form. For a dispatch and for a fused SiLU.
     pub(crate) fn check(
         given: Option<&Self>,
+        form: ScaleForm,
         shape: &Shape,
         experts: usize,
         capacity: usize,
@@ -56,13 +61,13 @@ impl ScaleTensor {
             scales,
             ..ScaleAddresses::default()
         };
-        match (given, shape.format().scale_layout()) {
-            (None, None) if groups == 0 => Ok(at(0)),
-            (Some(Self::Transposed(scales)), None) if groups > 0 => {
+        match (given, form) {
+            (None, ScaleForm::None) => Ok(at(0)),
+            (Some(Self::Transposed(scales)), ScaleForm::Transposed { multiple }) => {
                 // TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
                 // "cuTensorMapEncodeTiled").
                 scales.require("scales", [groups, capacity], Element::row(DataType::F32))?;
-                if !capacity.is_multiple_of(shape.row_alignment() as usize) {
+                if !capacity.is_multiple_of(multiple) {
                     return Err(TensorError {
                         tensor: "scales",
                         wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".into(),
@@ -72,14 +77,14 @@ impl ScaleTensor {
                 }
                 Ok(at(scales.at.address()))
             }
-            (Some(Self::RowMajor(scales)), Some(ScaleLayout::RowMajor)) => {
-                countable(shape, capacity, 0)?;
+            (Some(Self::RowMajor(scales)), ScaleForm::RowMajor) => {
+                countable_rows(shape, capacity)?;
                 scales.require("scales", [capacity, groups], Element::word(byte))?;
                 Ok(at(scales.at.address()))
             }
-            (Some(Self::Tiled { scales, offsets }), Some(ScaleLayout::Tiled)) => {
+            (Some(Self::Tiled { scales, offsets }), ScaleForm::Tiled) => {
                 let blocks = scales.dims[0];
-                countable(shape, 0, blocks)?;
+                countable_blocks(shape, blocks)?;
                 scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(byte))?;
                 offsets.require("scale_offsets", [experts], Element::U32)?;
                 Ok(ScaleAddresses {
@@ -90,6 +95,7 @@ impl ScaleTensor {
             }
             _ => Err(Error::WrongScales {
                 given: Self::title(given),
+                wanted: form.title(),
                 format: shape.format(),
             }),
         }
@@ -97,12 +103,13 @@ impl ScaleTensor {
 
     /// Name of `scales` in error messages.
     pub(crate) const fn title(scales: Option<&Self>) -> &'static str {
-        match scales {
-            None => "no scales",
-            Some(Self::Transposed(_)) => "transposed scales",
-            Some(Self::Tiled { .. }) => "tiled scales",
-            Some(Self::RowMajor(_)) => "row-major scales",
-        }
+        let form = match scales {
+            None => ScaleForm::None,
+            Some(Self::Transposed(_)) => ScaleForm::Transposed { multiple: 1 },
+            Some(Self::Tiled { .. }) => ScaleForm::Tiled,
+            Some(Self::RowMajor(_)) => ScaleForm::RowMajor,
+        };
+        form.title()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::{Args, Launch};
 use crate::error::Error;
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -20,8 +21,8 @@ use crate::tensor::handles::Stream;
 const LANE_COLUMNS: usize = 16;
 
 /// Arguments of a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)). Rows are those
-/// of a dispatch: `row_offsets` is read on the device, and rows from its last entry on, and those beyond
-/// `capacity`, are not touched.
+/// of a dispatch, or any others: `row_offsets` is read on the device, and rows from its last entry on, and
+/// those beyond `capacity`, are not touched.
 ///
 /// | the reference's kernel | here |
 /// |---|---|
@@ -36,7 +37,8 @@ pub struct FusedSilu {
     pub input: Tensor<2>,
     /// Whether gates and ups alternate instead: gate, up, gate, up.
     pub interleaved: bool,
-    /// u32 `[experts + 1]`: the first row of each expert, and the end of the last.
+    /// u32 `[experts + 1]`: the first row of each expert, and the end of the last. For rows that are not by
+    /// expert `[2]`, as of one expert: 0 and their number.
     pub row_offsets: Tensor<1>,
     /// Function of gate and up.
     pub activation: Activation,
@@ -113,6 +115,7 @@ impl FusedSilu {
         if self.format.sizes().has_row_scale {
             return Err(Error::WrongScales {
                 given: ScaleTensor::title(self.scales.as_ref()),
+                wanted: "scales of a format without row scales",
                 format: self.format,
             });
         }
@@ -123,7 +126,8 @@ impl FusedSilu {
             token_format: self.format.number(),
             ..Shape::zeroed()
         };
-        let scales = ScaleTensor::check(self.scales.as_ref(), &rows, experts, capacity)?;
+        let form = ScaleForm::of_format(self.format);
+        let scales = ScaleTensor::check(self.scales.as_ref(), form, &rows, experts, capacity)?;
         let scale_words = self.scale_words(columns);
         let (clamped, alpha, limit) = match self.activation {
             Activation::Silu => (0, 0.0, 0.0),

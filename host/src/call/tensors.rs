@@ -1,21 +1,23 @@
 //! The output tensors of a dispatch: their layouts and addresses.
 
-use ferry_layout::ScaleLayout;
+use ferry_layout::ReceiveLayout;
 
 use crate::call::DispatchOutput;
 use crate::call::scales::ScaleTensor;
-use crate::error::Error;
+use crate::error::{Error, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::tensor::Tensor;
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
+use crate::tensor::{Element, Tensor};
 
-/// A value for each output tensor of a dispatch: `None` for those that the plan's format does not have.
+/// A value for each output tensor of a dispatch: `None` for those that the plan's format and
+/// [receive layout](crate::Config::receive) do not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DispatchTensors<T> {
     /// Value for [`DispatchOutput::tokens`].
-    pub tokens: T,
+    pub tokens: Option<T>,
     /// Value for the scales in [`DispatchOutput::scales`], in any layout.
     pub scales: Option<T>,
     /// Value for the `offsets` of [`ScaleTensor::Tiled`].
@@ -23,11 +25,19 @@ pub struct DispatchTensors<T> {
     /// Value for [`DispatchOutput::row_scales`].
     pub row_scales: Option<T>,
     /// Value for [`DispatchOutput::row_offsets`].
-    pub row_offsets: T,
+    pub row_offsets: Option<T>,
     /// Value for [`DispatchOutput::expert_ids`].
-    pub expert_ids: T,
+    pub expert_ids: Option<T>,
     /// Value for [`DispatchOutput::src_info`].
     pub src_info: T,
+    /// Value for [`DispatchOutput::ids`].
+    pub ids: Option<T>,
+    /// Value for [`DispatchOutput::weights`].
+    pub weights: Option<T>,
+    /// Value for [`DispatchOutput::source_rows`].
+    pub source_rows: Option<T>,
+    /// Value for [`DispatchOutput::expert_rows`].
+    pub expert_rows: Option<T>,
 }
 
 /// A tensor without gaps that is not allocated yet.
@@ -55,39 +65,180 @@ impl<T> DispatchTensors<T> {
         mut map: impl FnMut(T) -> Result<U, E>,
     ) -> Result<DispatchTensors<U>, E> {
         Ok(DispatchTensors {
-            tokens: map(self.tokens)?,
+            tokens: self.tokens.map(&mut map).transpose()?,
             scales: self.scales.map(&mut map).transpose()?,
             scale_offsets: self.scale_offsets.map(&mut map).transpose()?,
             row_scales: self.row_scales.map(&mut map).transpose()?,
-            row_offsets: map(self.row_offsets)?,
-            expert_ids: map(self.expert_ids)?,
+            row_offsets: self.row_offsets.map(&mut map).transpose()?,
+            expert_ids: self.expert_ids.map(&mut map).transpose()?,
             src_info: map(self.src_info)?,
+            ids: self.ids.map(&mut map).transpose()?,
+            weights: self.weights.map(&mut map).transpose()?,
+            source_rows: self.source_rows.map(&mut map).transpose()?,
+            expert_rows: self.expert_rows.map(&mut map).transpose()?,
         })
+    }
+
+    /// Every tensor's name, and its value if it is present, in the order of the fields.
+    pub fn named(&self) -> [(&'static str, Option<&T>); 11] {
+        [
+            ("tokens", self.tokens.as_ref()),
+            ("scales", self.scales.as_ref()),
+            ("scale_offsets", self.scale_offsets.as_ref()),
+            ("row_scales", self.row_scales.as_ref()),
+            ("row_offsets", self.row_offsets.as_ref()),
+            ("expert_ids", self.expert_ids.as_ref()),
+            ("src_info", Some(&self.src_info)),
+            ("ids", self.ids.as_ref()),
+            ("weights", self.weights.as_ref()),
+            ("source_rows", self.source_rows.as_ref()),
+            ("expert_rows", self.expert_rows.as_ref()),
+        ]
     }
 
     /// All values that are present, in the order of the fields.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        let optional = [&self.scales, &self.scale_offsets, &self.row_scales];
-        std::iter::once(&self.tokens)
-            .chain(optional.into_iter().flatten())
-            .chain([&self.row_offsets, &self.expert_ids, &self.src_info])
+        self.named().into_iter().filter_map(|(_, value)| value)
+    }
+}
+
+/// A tensor without gaps, of any number of dimensions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnyTensor {
+    at: DevicePtr,
+    data_type: DataType,
+    dims: [usize; 5],
+    ndim: usize,
+    pub(super) bytes: u64,
+    align: u64,
+}
+
+impl AnyTensor {
+    fn of<const N: usize>(tensor: &Tensor<N>, align: u64) -> Self {
+        let mut dims = [0; 5];
+        dims[..N].copy_from_slice(&tensor.dims);
+        Self {
+            at: tensor.at,
+            data_type: tensor.data_type,
+            dims,
+            ndim: N,
+            bytes: tensor.bytes(),
+            align,
+        }
+    }
+
+    /// A tensor that is aligned to its elements.
+    fn natural<const N: usize>(tensor: &Tensor<N>) -> Self {
+        Self::of(tensor, Element::natural(tensor.data_type).align_bytes)
+    }
+
+    pub(super) const fn address(&self) -> u64 {
+        self.at.address()
+    }
+}
+
+impl DispatchOutput {
+    /// All tensors. The only place that lists them, together with [`DispatchTensors::named`].
+    pub(super) fn tensors(&self) -> DispatchTensors<AnyTensor> {
+        let (scales, scale_offsets) = match &self.scales {
+            None => (None, None),
+            Some(ScaleTensor::Transposed(scales)) => (Some(AnyTensor::of(scales, 16)), None),
+            Some(ScaleTensor::RowMajor(scales)) => (Some(AnyTensor::of(scales, 4)), None),
+            Some(ScaleTensor::Tiled { scales, offsets }) => (
+                Some(AnyTensor::of(scales, 16)),
+                Some(AnyTensor::natural(offsets)),
+            ),
+        };
+        DispatchTensors {
+            tokens: self.tokens.as_ref().map(|of| AnyTensor::of(of, 16)),
+            scales,
+            scale_offsets,
+            row_scales: self.row_scales.as_ref().map(AnyTensor::natural),
+            row_offsets: self.row_offsets.as_ref().map(AnyTensor::natural),
+            expert_ids: self.expert_ids.as_ref().map(AnyTensor::natural),
+            src_info: AnyTensor::natural(&self.src_info),
+            ids: self.ids.as_ref().map(AnyTensor::natural),
+            weights: self.weights.as_ref().map(AnyTensor::natural),
+            source_rows: self.source_rows.as_ref().map(AnyTensor::natural),
+            expert_rows: self.expert_rows.as_ref().map(AnyTensor::natural),
+        }
+    }
+
+    /// Checks that these outputs have the tensors of `wanted`, in their shapes. Scales are checked apart.
+    pub(super) fn require(&self, wanted: &Self, plan: &Plan) -> Result<(), TensorError> {
+        let tokens = wanted.tokens.map(|of| (of, Element::row(of.data_type)));
+        fits("tokens", tokens, self.tokens, plan)?;
+        let natural = |of: Tensor<1>| (of, Element::natural(of.data_type));
+        let pairs = |of: Tensor<2>| (of, Element::natural(of.data_type));
+        fits(
+            "row_scales",
+            wanted.row_scales.map(natural),
+            self.row_scales,
+            plan,
+        )?;
+        fits(
+            "row_offsets",
+            wanted.row_offsets.map(natural),
+            self.row_offsets,
+            plan,
+        )?;
+        fits(
+            "expert_ids",
+            wanted.expert_ids.map(natural),
+            self.expert_ids,
+            plan,
+        )?;
+        fits(
+            "src_info",
+            Some(pairs(wanted.src_info)),
+            Some(self.src_info),
+            plan,
+        )?;
+        fits("ids", wanted.ids.map(pairs), self.ids, plan)?;
+        fits("weights", wanted.weights.map(pairs), self.weights, plan)?;
+        fits(
+            "source_rows",
+            wanted.source_rows.map(natural),
+            self.source_rows,
+            plan,
+        )?;
+        fits(
+            "expert_rows",
+            wanted.expert_rows.map(natural),
+            self.expert_rows,
+            plan,
+        )
+    }
+}
+
+/// Checks that a tensor is present if it is wanted, and then its elements and sizes.
+fn fits<const N: usize>(
+    name: &'static str,
+    wanted: Option<(Tensor<N>, Element)>,
+    given: Option<Tensor<N>>,
+    plan: &Plan,
+) -> Result<(), TensorError> {
+    match (wanted, given) {
+        (None, None) => Ok(()),
+        (Some((wanted, element)), Some(given)) => given.require(name, wanted.dims, element),
+        (wanted, given) => Err(unfit(
+            name,
+            plan,
+            wanted.is_some(),
+            given.is_some(),
+            "a tensor",
+        )),
     }
 }
 
 impl TensorLayout {
-    fn of<const N: usize>(name: &'static str, tensor: &Tensor<N>) -> Self {
+    fn of(name: &'static str, tensor: &AnyTensor) -> Self {
         Self {
             name,
             data_type: tensor.data_type,
-            dims: tensor.dims.to_vec(),
-            bytes: tensor.bytes(),
-            align: match name {
-                "tokens" => 16,
-                "scales" if tensor.dims.len() == 2 && tensor.data_type != DataType::F32 => 4,
-                "scales" => 16,
-                "row_scales" => 2,
-                _ => 4,
-            },
+            dims: tensor.dims[..tensor.ndim].to_vec(),
+            bytes: tensor.bytes,
+            align: tensor.align,
         }
     }
 }
@@ -110,7 +261,7 @@ impl Plan {
     ///     ..Config::new(4, 2, 256, 3)
     /// })?;
     /// let layout = plan.output_layout(Capacity::of_rows(&plan, 8))?;
-    /// assert_eq!(layout.tokens.bytes, 8 * 256);
+    /// assert_eq!(layout.tokens.expect("not a view").bytes, 8 * 256);
     /// let scales = layout.scales.expect("a format with scales");
     /// assert_eq!((scales.data_type, &scales.dims[..]), (DataType::F32, &[2, 8][..]));
     /// # Ok(())
@@ -120,55 +271,67 @@ impl Plan {
         &self,
         capacity: Capacity,
     ) -> Result<DispatchTensors<TensorLayout>, Error> {
-        let output = self.outputs(capacity)?;
-        let (scales, scale_offsets) = match &output.scales {
-            None => (None, None),
-            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
-                (Some(TensorLayout::of("scales", scales)), None)
-            }
-            Some(ScaleTensor::Tiled { scales, offsets }) => (
-                Some(TensorLayout::of("scales", scales)),
-                Some(TensorLayout::of("scale_offsets", offsets)),
-            ),
+        capacity.check(self)?;
+        let tensors = self.outputs(capacity).tensors();
+        let mut names = (tensors.named().into_iter())
+            .filter(|(_, tensor)| tensor.is_some())
+            .map(|(name, _)| name);
+        let layout = |tensor: AnyTensor| {
+            let name = names.next().expect("a name for each tensor");
+            Ok(TensorLayout::of(name, &tensor))
         };
-        let row_scales = output.row_scales.as_ref();
-        Ok(DispatchTensors {
-            tokens: TensorLayout::of("tokens", &output.tokens),
-            scales,
-            scale_offsets,
-            row_scales: row_scales.map(|tensor| TensorLayout::of("row_scales", tensor)),
-            row_offsets: TensorLayout::of("row_offsets", &output.row_offsets),
-            expert_ids: TensorLayout::of("expert_ids", &output.expert_ids),
-            src_info: TensorLayout::of("src_info", &output.src_info),
-        })
+        tensors.try_map(layout)
     }
 
-    /// Outputs without memory.
-    fn outputs(&self, capacity: Capacity) -> Result<DispatchOutput, Error> {
+    /// Outputs without memory, of a capacity that is checked elsewhere.
+    pub(super) fn outputs(&self, capacity: Capacity) -> DispatchOutput {
         const fn tensor<const N: usize>(data_type: DataType, dims: [usize; N]) -> Tensor<N> {
             Tensor::contiguous(DevicePtr::NULL, data_type, dims)
         }
-        let Capacity { rows, scale_blocks } = capacity;
-        let (shape, groups) = (self.shape(), self.groups());
-        capacity.check(shape)?;
-        let (format, hidden) = (shape.format(), self.config().hidden);
+        let Capacity {
+            rows,
+            scale_blocks,
+            wide_ids,
+        } = capacity;
+        let (shape, config, groups) = (self.shape(), self.config(), self.groups());
         let of_row = shape.hidden.checked_div(shape.sizes().group).unwrap_or(0) as usize;
-        let scales = DataType::of_scales(format).map(|element| match format.scale_layout() {
-            None => ScaleTensor::Transposed(tensor(element, [of_row, rows])),
-            Some(ScaleLayout::RowMajor) => ScaleTensor::RowMajor(tensor(element, [rows, of_row])),
-            Some(ScaleLayout::Tiled) => ScaleTensor::Tiled {
+        let element = DataType::of_scales(config.format).unwrap_or(DataType::U8);
+        let scales = match self.scale_form() {
+            ScaleForm::None => None,
+            ScaleForm::Transposed { .. } => {
+                Some(ScaleTensor::Transposed(tensor(element, [of_row, rows])))
+            }
+            ScaleForm::RowMajor => Some(ScaleTensor::RowMajor(tensor(element, [rows, of_row]))),
+            ScaleForm::Tiled => Some(ScaleTensor::Tiled {
                 scales: tensor(element, [scale_blocks, of_row / 4, 32, 4, 4]),
                 offsets: tensor(DataType::U32, [groups]),
-            },
-        });
-        Ok(DispatchOutput {
-            tokens: tensor(DataType::of_tokens(format), [rows, hidden]),
+            }),
+        };
+        let keeps_rows = config.receive.keeps_rows();
+        let copied = config.receive != ReceiveLayout::View;
+        let by_expert = |of| (!keeps_rows).then_some(of);
+        let of_rows = |of| keeps_rows.then_some(of);
+        let has_row_scale = shape.sizes().has_row_scale && copied;
+        let id = if wide_ids {
+            DataType::I64
+        } else {
+            DataType::I32
+        };
+        let slots = [rows, config.top_k];
+        let counts = |count| keeps_rows.then(|| tensor(DataType::I32, [count]));
+        DispatchOutput {
+            tokens: copied
+                .then(|| tensor(DataType::of_tokens(config.format), [rows, config.hidden])),
             scales,
-            row_scales: (shape.sizes().has_row_scale).then(|| tensor(DataType::Bf16, [rows])),
-            row_offsets: tensor(DataType::U32, [groups + 1]),
-            expert_ids: tensor(DataType::I32, [groups]),
+            row_scales: has_row_scale.then(|| tensor(DataType::Bf16, [rows])),
+            row_offsets: by_expert(tensor(DataType::U32, [groups + 1])),
+            expert_ids: by_expert(tensor(DataType::I32, [groups])),
             src_info: tensor(DataType::I32, [rows, 2]),
-        })
+            ids: of_rows(tensor(id, slots)),
+            weights: of_rows(tensor(DataType::F32, slots)),
+            source_rows: counts(self.ranks() as usize),
+            expert_rows: counts(self.local_experts()),
+        }
     }
 }
 
@@ -184,71 +347,61 @@ impl DispatchOutput {
         capacity: Capacity,
         at: &DispatchTensors<DevicePtr>,
     ) -> Result<Self, Error> {
-        let none = plan.outputs(capacity)?;
-        let scales = match (none.scales, at.scales, at.scale_offsets) {
-            (Some(ScaleTensor::Transposed(of)), Some(at), None) => {
-                Some(ScaleTensor::Transposed(Tensor { at, ..of }))
+        capacity.check(plan)?;
+        let none = plan.outputs(capacity);
+        let tensors = none.tensors();
+        for ((name, wanted), (_, given)) in tensors.named().into_iter().zip(at.named()) {
+            if wanted.is_some() != given.is_some() {
+                let (wanted, given) = (wanted.is_some(), given.is_some());
+                return Err(unfit(name, plan, wanted, given, "an address").into());
             }
-            (Some(ScaleTensor::RowMajor(of)), Some(at), None) => {
-                Some(ScaleTensor::RowMajor(Tensor { at, ..of }))
-            }
-            (Some(ScaleTensor::Tiled { scales, offsets }), Some(at), Some(offsets_at)) => {
-                Some(ScaleTensor::Tiled {
-                    scales: Tensor { at, ..scales },
-                    offsets: Tensor {
-                        at: offsets_at,
-                        ..offsets
-                    },
-                })
-            }
-            (None, None, None) => None,
-            (wanted, scales, offsets) => {
-                let tiled = matches!(wanted, Some(ScaleTensor::Tiled { .. }));
-                return Err(if scales.is_some() == wanted.is_some() {
-                    unfit("scale_offsets", tiled, offsets.is_some())
-                } else {
-                    unfit("scales", wanted.is_some(), scales.is_some())
-                });
-            }
-        };
-        let row_scales = match (none.row_scales, at.row_scales) {
-            (Some(of), Some(at)) => Some(Tensor { at, ..of }),
-            (None, None) => None,
-            (wanted, given) => {
-                return Err(unfit("row_scales", wanted.is_some(), given.is_some()));
-            }
-        };
+        }
+        let scales = none.scales.map(|scales| match scales {
+            ScaleTensor::Transposed(of) => ScaleTensor::Transposed(placed(of, at.scales)),
+            ScaleTensor::RowMajor(of) => ScaleTensor::RowMajor(placed(of, at.scales)),
+            ScaleTensor::Tiled { scales, offsets } => ScaleTensor::Tiled {
+                scales: placed(scales, at.scales),
+                offsets: placed(offsets, at.scale_offsets),
+            },
+        });
         let output = Self {
-            tokens: Tensor {
-                at: at.tokens,
-                ..none.tokens
-            },
+            tokens: none.tokens.map(|of| placed(of, at.tokens)),
             scales,
-            row_scales,
-            row_offsets: Tensor {
-                at: at.row_offsets,
-                ..none.row_offsets
-            },
-            expert_ids: Tensor {
-                at: at.expert_ids,
-                ..none.expert_ids
-            },
-            src_info: Tensor {
-                at: at.src_info,
-                ..none.src_info
-            },
+            row_scales: none.row_scales.map(|of| placed(of, at.row_scales)),
+            row_offsets: none.row_offsets.map(|of| placed(of, at.row_offsets)),
+            expert_ids: none.expert_ids.map(|of| placed(of, at.expert_ids)),
+            src_info: placed(none.src_info, Some(at.src_info)),
+            ids: none.ids.map(|of| placed(of, at.ids)),
+            weights: none.weights.map(|of| placed(of, at.weights)),
+            source_rows: none.source_rows.map(|of| placed(of, at.source_rows)),
+            expert_rows: none.expert_rows.map(|of| placed(of, at.expert_rows)),
         };
         output.check(plan)?;
         Ok(output)
     }
 }
 
-/// The error of an address that is missing or superfluous.
-fn unfit(tensor: &'static str, is_wanted: bool, is_given: bool) -> Error {
-    let word = |is_there| if is_there { "an address" } else { "none" };
-    Error::Tensor(crate::error::TensorError {
+/// A tensor in its memory, which is present.
+fn placed<const N: usize>(of: Tensor<N>, at: Option<DevicePtr>) -> Tensor<N> {
+    Tensor {
+        at: at.unwrap_or(DevicePtr::NULL),
+        ..of
+    }
+}
+
+/// The error of a tensor, or an address, that is missing or superfluous.
+fn unfit(
+    tensor: &'static str,
+    plan: &Plan,
+    is_wanted: bool,
+    is_given: bool,
+    thing: &str,
+) -> TensorError {
+    let word = |is_there: bool| if is_there { thing } else { "none" };
+    let (format, receive) = (plan.config().format, plan.config().receive);
+    TensorError {
         tensor,
-        wanted: word(is_wanted).to_owned(),
+        wanted: format!("{} (format {format}, receive {receive})", word(is_wanted)),
         given: word(is_given).to_owned(),
-    })
+    }
 }

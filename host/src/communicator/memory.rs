@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferry_layout::{Rank, Window};
+use ferry_layout::Rank;
 
 use crate::device::Device;
 use crate::device::SharedPage;
@@ -21,9 +21,9 @@ pub(crate) struct Private {
     pub(crate) peers: DevicePtr,
     /// This rank's window: the fabric's.
     pub(crate) window: DevicePtr,
-    /// The kernels that use it.
+    /// The kernels of calls without options.
     pub(crate) kernels: LoadedKernels,
-    /// The kernels with options, if the plan asks for them.
+    /// The kernels with options, if the plan has them.
     pub(crate) kernels_with_options: Option<LoadedKernels>,
     /// Page on which kernels record faults. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
@@ -43,18 +43,32 @@ impl Private {
             kernels_with_options: None,
             page: None,
         };
-        // With `skip_a2a` all kernels are those with options.
-        if plan.config().specialise && !plan.config().skip_a2a {
-            memory.kernels = memory.device.kernels(plan.shape())?;
-        }
-        if plan.takes_options() {
-            let shape = plan.config().specialise.then(|| plan.shape());
-            memory.kernels_with_options = Some(fabric.kernels_with_options(rank, shape)?);
-        }
+        memory.load_kernels(fabric, rank, plan)?;
         memory.page = Some(memory.device.fault_page()?);
         memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
         memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;
         Ok(memory)
+    }
+
+    /// Loads the kernels of the plan's calls. Synchronizes.
+    fn load_kernels(&mut self, fabric: &dyn Fabric, rank: Rank, plan: &Plan) -> Result<(), Error> {
+        let config = plan.config();
+        let shape = config.specialise.then(|| plan.shape());
+        if config.receive.keeps_rows() {
+            // One set for all calls. Constants of a shape are those of combine rows without weights.
+            let shape = shape.filter(|_| !config.combine_weights);
+            self.kernels = fabric.kernels_with_rows(rank, shape)?;
+            self.kernels_with_options = Some(self.kernels.clone());
+            return Ok(());
+        }
+        // With `skip_a2a` all kernels are those with options.
+        if let Some(shape) = shape.filter(|_| !config.skip_a2a) {
+            self.kernels = self.device.kernels(shape)?;
+        }
+        if plan.takes_options() {
+            self.kernels_with_options = Some(fabric.kernels_with_options(rank, shape)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn device(&self) -> &Arc<dyn Device> {
@@ -75,7 +89,7 @@ impl Private {
             .collect();
         self.device
             .fill(self.workspace, 0, plan.workspace_bytes())?;
-        let layout = Window::of(plan.shape());
+        let layout = plan.common().window;
         self.device.fill(window, 0, layout.signal_bytes)?;
         // `SENTINEL`, byte by byte.
         let inline = window.plus(layout.inline_start);

@@ -9,7 +9,7 @@ pub(crate) mod round;
 use std::any::Any;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank, Window};
+use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank};
 
 use self::open::Open;
 use self::streams::Streams;
@@ -28,6 +28,7 @@ pub(crate) mod launch;
 mod seat;
 mod set_up;
 mod streams;
+pub(crate) mod view;
 
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`combine`](Self::combine)).
@@ -56,7 +57,7 @@ mod streams;
 ///         let input = rows.upload(&[bf16::ONE; 8], &[1, 2], None)?;
 ///         rank.dispatch(stream, &input, rows.output())?;
 ///         // Experts work here, on the same stream. These return their input.
-///         let answers = CombineInput::new(rows.output().tokens);
+///         let answers = CombineInput::new(rows.output().tokens.expect("not a view"));
 ///         rank.combine(stream, &answers, &sums.output(1)?)?;
 ///         if let Some(fault) = rank.synchronize(stream)? {
 ///             eprintln!("{fault}");
@@ -350,7 +351,7 @@ impl Communicator {
         if self.plan.config().skip_a2a || shape.ranks == 1 {
             return Ok(());
         }
-        let first = Window::of(shape).culprit(Rank(0)).bytes();
+        let first = self.common.window.culprit(Rank(0)).bytes();
         let mut words = vec![[0; 8]; shape.ranks as usize];
         let at = self.memory.window.plus(first);
         self.device().download(at, words.as_flattened_mut())?;

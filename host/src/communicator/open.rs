@@ -1,6 +1,7 @@
 //! The open round of a rank.
 
-use crate::call::{Received, Returned, Sent};
+use crate::call::combine::Returned;
+use crate::call::dispatch::{Received, Sent};
 use crate::error::round::Round;
 
 /// A round with the arguments that its next call needs.

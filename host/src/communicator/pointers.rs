@@ -1,6 +1,6 @@
 //! Addresses of a rank's memory, for debuggers and tools.
 
-use ferry_layout::{CombineMode, Rank, Window};
+use ferry_layout::{CombineMode, Rank};
 
 use crate::communicator::Communicator;
 use crate::device::pointers::DevicePointers;
@@ -10,7 +10,7 @@ impl Communicator {
     /// does not synchronize.
     pub const fn device_pointers(&self) -> DevicePointers {
         let shape = &self.common.shape;
-        let (own, window) = (self.common.own_window, Window::of(shape));
+        let (own, window) = (self.common.own_window, self.common.window);
         let first = Rank(0);
         let sends = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => [0, 0],

@@ -2,8 +2,9 @@
 
 use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
 
+use crate::call::combine::Returned;
+use crate::call::dispatch::Received;
 use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
-use crate::call::{Received, Returned};
 use crate::communicator::Communicator;
 use crate::communicator::launch::Prepared;
 use crate::communicator::open::Open;
@@ -189,7 +190,7 @@ impl Communicator {
         let Open::Received(received) = self.open else {
             return Err(self.wrong_order("combine"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let mut args = input.args(output, &self.common, &self.plan, received, taken)?;
         let kernel = if self.plan.config().skip_a2a {
             args.options.shared_index = self.rank().0;
@@ -211,7 +212,7 @@ impl Communicator {
         let Open::Received(received) = self.open else {
             return Err(self.wrong_order("combine_async"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let args = input.args(output, &self.common, &self.plan, received, taken)?;
         let returned = Returned {
             received,
@@ -232,7 +233,7 @@ impl Communicator {
         else {
             return Err(self.wrong_order("combine_wait"));
         };
-        let taken = self.device().epilogue_bytes();
+        let taken = self.epilogue_bytes();
         let args = input.args(output, &self.common, &self.plan, *received, taken)?;
         self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
     }
@@ -247,7 +248,7 @@ impl Communicator {
     }
 
     /// The error of a call that does not come next; after the communicator gave up, the reason.
-    fn wrong_order(&self, call: &'static str) -> Error {
+    pub(super) fn wrong_order(&self, call: &'static str) -> Error {
         let open = self.round();
         let rank = self.rank();
         let wrong = Error::WrongOrder { call, rank, open };

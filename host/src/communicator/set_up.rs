@@ -104,7 +104,7 @@ impl Communicator {
             own_window: memory.window.address(),
             workspace: memory.workspace.address(),
             fault_page: memory.page.as_ref().map_or(0, |page| page.address()),
-            ..Common::of(plan.shape())
+            ..plan.common()
         };
         let (open, poison, told) = (Open::Idle, OnceLock::new(), Mutex::default());
         let member = Arc::new(Launchable {
@@ -158,7 +158,10 @@ fn set_up(
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
     // With `skip_a2a` all ranks have all tokens, and divide the shared expert's among them.
     let shares = plan.config().skip_a2a && plan.config().shared_expert;
-    let ours = Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION) ^ u64::from(shares);
+    let ours = plan
+        .common()
+        .fingerprint(PROTOCOL_VERSION, plan.config().receive)
+        ^ u64::from(shares);
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {

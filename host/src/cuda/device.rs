@@ -113,9 +113,8 @@ impl CudaDevice {
         &self.core.module
     }
 
-    /// The module of the kernels with options, for every shape, loaded unless it is already.
-    /// Synchronizes.
-    pub(crate) fn options_module(&self) -> Result<Arc<Module>, Error> {
+    /// The module of a set of kernels, for every shape, loaded unless it is already. Synchronizes.
+    pub(crate) fn module_of(&self, set: KernelSet) -> Result<Arc<Module>, Error> {
         let _current = self.enter()?;
         let Core {
             modules,
@@ -123,7 +122,20 @@ impl CudaDevice {
             kernels,
             ..
         } = &*self.core;
-        modules.general(context, kernels, KernelSet::WithOptions)
+        modules.general(context, kernels, set)
+    }
+
+    /// The kernels of a set, loaded unless they are already: for `shape` alone, or for all. Synchronizes.
+    fn loaded(&self, set: KernelSet, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        let general = self.module_of(set)?;
+        let module = match shape.filter(|shape| !shape.spans_nodes()) {
+            None => general,
+            Some(shape) => {
+                let _current = self.enter()?;
+                self.core.modules.special(&general, set, shape)?
+            }
+        };
+        Ok(LoadedKernels::of(module))
     }
 
     /// The module of the kernel to launch, and the kernel. Takes no lock: another communicator may be
@@ -258,16 +270,11 @@ unsafe impl Device for CudaDevice {
     }
 
     fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
-        let general = self.options_module()?;
-        let module = match shape.filter(|shape| !shape.spans_nodes()) {
-            None => general,
-            Some(shape) => {
-                let _current = self.enter()?;
-                let modules = &self.core.modules;
-                modules.special(&general, KernelSet::WithOptions, shape)?
-            }
-        };
-        Ok(LoadedKernels::of(module))
+        self.loaded(KernelSet::WithOptions, shape)
+    }
+
+    fn kernels_with_rows(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        self.loaded(KernelSet::Rows, shape)
     }
 
     fn epilogue_bytes(&self) -> Option<usize> {

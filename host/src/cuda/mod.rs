@@ -24,7 +24,8 @@
 //!         let mut graph = device.capture(stream, || {
 //!             rank.dispatch(stream, &input, rows.output())?;
 //!             // Experts work here, on the same stream. These return their input.
-//!             rank.combine(stream, &CombineInput::new(rows.output().tokens), &sums.output(1)?)
+//!             let answers = CombineInput::new(rows.output().tokens.expect("not a view"));
+//!             rank.combine(stream, &answers, &sums.output(1)?)
 //!         })?;
 //!         for _ in 0..100 {
 //!             graph.launch(stream)?; // as often as on the other rank

@@ -19,37 +19,30 @@ use crate::error::{DriverError, Error};
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
 
-/// Embedded PTX of the kernels without options, the most special first.
-static EMBEDDED: [Ptx; 3] = [
-    Ptx::embedded(
-        Target::SM_100A,
-        concat!(include_str!(env!("FERRY_PTX_SM_100A")), "\0"),
-    ),
-    Ptx::embedded(
-        Target::SM_90A,
-        concat!(include_str!(env!("FERRY_PTX_SM_90A")), "\0"),
-    ),
-    Ptx::embedded(
-        Target::SM_80,
-        concat!(include_str!(env!("FERRY_PTX_SM_80")), "\0"),
-    ),
-];
+/// Embedded PTX of a set of kernels, the most special first, from the variables of `ferry_build::embed`.
+macro_rules! embedded {
+    ($sm_100a:literal, $sm_90a:literal, $sm_80:literal) => {
+        [
+            Ptx::embedded(Target::SM_100A, concat!(include_str!(env!($sm_100a)), "\0")),
+            Ptx::embedded(Target::SM_90A, concat!(include_str!(env!($sm_90a)), "\0")),
+            Ptx::embedded(Target::SM_80, concat!(include_str!(env!($sm_80)), "\0")),
+        ]
+    };
+}
 
-/// Embedded PTX of the kernels with options, the most special first.
-static EMBEDDED_WITH_OPTIONS: [Ptx; 3] = [
-    Ptx::embedded(
-        Target::SM_100A,
-        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_100A")), "\0"),
-    ),
-    Ptx::embedded(
-        Target::SM_90A,
-        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_90A")), "\0"),
-    ),
-    Ptx::embedded(
-        Target::SM_80,
-        concat!(include_str!(env!("FERRY_OPTIONS_PTX_SM_80")), "\0"),
-    ),
-];
+static EMBEDDED: [Ptx; 3] = embedded!("FERRY_PTX_SM_100A", "FERRY_PTX_SM_90A", "FERRY_PTX_SM_80");
+
+static EMBEDDED_WITH_OPTIONS: [Ptx; 3] = embedded!(
+    "FERRY_OPTIONS_PTX_SM_100A",
+    "FERRY_OPTIONS_PTX_SM_90A",
+    "FERRY_OPTIONS_PTX_SM_80"
+);
+
+static EMBEDDED_WITH_ROWS: [Ptx; 3] = embedded!(
+    "FERRY_ROWS_PTX_SM_100A",
+    "FERRY_ROWS_PTX_SM_90A",
+    "FERRY_ROWS_PTX_SM_80"
+);
 
 /// Requirements of a kernel's launch, read from its text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,19 +206,22 @@ pub(super) fn unload(module: CUmodule) {
     let _ = unsafe { sys::cuModuleUnload(module) };
 }
 
+/// The embedded PTX of a set.
+const fn embedded(set: KernelSet) -> &'static [Ptx; 3] {
+    match set {
+        KernelSet::Plain => &EMBEDDED,
+        KernelSet::WithOptions => &EMBEDDED_WITH_OPTIONS,
+        KernelSet::Rows => &EMBEDDED_WITH_ROWS,
+    }
+}
+
 /// The first PTX that a device runs.
 fn choose<'a>(
     context: &PrimaryContext,
     kernels: &'a Kernels,
     set: KernelSet,
 ) -> Result<&'a Ptx, Error> {
-    let all = match set {
-        KernelSet::Plain => kernels.given().map_or(&EMBEDDED[..], slice::from_ref),
-        KernelSet::WithOptions => {
-            let given = kernels.given_with_options();
-            given.map_or(&EMBEDDED_WITH_OPTIONS[..], slice::from_ref)
-        }
-    };
+    let all = (kernels.given(set)).map_or(&embedded(set)[..], slice::from_ref);
     let targets: Vec<Target> = all.iter().map(|ptx| ptx.target).collect();
     Ok(&all[best(context, &targets)?])
 }

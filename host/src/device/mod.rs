@@ -53,6 +53,16 @@ impl Args {
             Self::Silu(_) => false,
         }
     }
+
+    /// Whether a launch with these arguments needs [the kernels for rows that stay as they
+    /// came](Device::kernels_with_rows).
+    pub const fn keeps_rows(&self) -> bool {
+        match self {
+            Self::Dispatch(with) => with.options.rows.is_on != 0,
+            Self::Combine(with) => with.options.rows.is_on != 0,
+            Self::Silu(_) => false,
+        }
+    }
 }
 
 /// A kernel launch.
@@ -97,7 +107,8 @@ pub enum InGraph {
 /// - a stream of [`stream`](Self::stream) lives for as long as the process;
 /// - [`synchronize`](Self::synchronize) returns `Ok` only after all work enqueued on the stream has ended;
 /// - [`kernels`](Self::kernels) returns kernels of this device, for that shape or for all;
-///   so does [`kernels_with_options`](Self::kernels_with_options), with options;
+///   so do [`kernels_with_options`](Self::kernels_with_options), with options, and
+///   [`kernels_with_rows`](Self::kernels_with_rows), for rows that stay as they came;
 /// - its kernels stay loaded for as long as an enqueued launch or a graph may run them, also
 ///   after the device is dropped;
 /// - a graph with a launch of [`launch_held`](Self::launch_held) keeps the value that it was to hold as long
@@ -146,6 +157,12 @@ pub unsafe trait Device: Send + Sync {
         let _ = shape;
         Ok(LoadedKernels::GENERAL)
     }
+    /// Kernels for rows that stay as they came, of a plan whose [`receive`](crate::Config::receive) keeps
+    /// rows; otherwise as [`kernels_with_options`](Self::kernels_with_options). Synchronizes.
+    fn kernels_with_rows(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        let _ = shape;
+        Ok(LoadedKernels::GENERAL)
+    }
     /// Bytes of the user's epilogue in combines with options, rounded up to 8; `None` for Ferry's steps.
     fn epilogue_bytes(&self) -> Option<usize> {
         None
@@ -169,7 +186,9 @@ pub unsafe trait Device: Send + Sync {
     /// [`DevicePtr::new`], that of the fault page comes from [`fault_page`](Self::fault_page),
     /// and `launch.kernels` come from [`kernels`](Self::kernels) of this device for the shape
     /// in the arguments, or are the general ones; with [`Args::has_options`] they come from
-    /// [`kernels_with_options`](Self::kernels_with_options).
+    /// [`kernels_with_options`](Self::kernels_with_options), and with [`Args::keeps_rows`] from
+    /// [`kernels_with_rows`](Self::kernels_with_rows). The options are of that kind: `as_they_came` with
+    /// [`Args::keeps_rows`], and else `by_expert`, changes nothing of them.
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// [`launch`](Self::launch) of a communicator. If the launch becomes a part of a graph, because
     /// a device of this process captures the stream, the graph keeps `held` for as long as it exists.

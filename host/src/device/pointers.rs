@@ -31,7 +31,9 @@ pub struct DevicePointers {
     /// Combine's counts are its flags.
     ///
     /// Send is 0 if no rank is on another node: rows then go straight into the peers' windows. Rows of
-    /// small batches arrive in another part of the window, where each word is its own flag.
+    /// small batches arrive in another part of the window, where each word is its own flag. With
+    /// [`combine_weights`](crate::Config::combine_weights) `combine_row_bytes` are
+    /// `weighted_combine_row_bytes`.
     pub table: [[u64; 3]; 2],
     /// Counters that the kernels of this rank share: [`COUNTERS`](Self::COUNTERS) u64, one every
     /// [`COUNTER_STRIDE`](Self::COUNTER_STRIDE) bytes.

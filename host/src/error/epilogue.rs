@@ -1,6 +1,6 @@
 //! Errors of a combine's options.
 
-use ferry_layout::MAX_EPILOGUE_BYTES;
+use ferry_layout::{MAX_EPILOGUE_BYTES, ReceiveLayout};
 
 /// Problem with the epilogue, the weights or the output of a combine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,6 +38,15 @@ pub enum EpilogueError {
     Missing {
         /// The option.
         option: &'static str,
+    },
+    /// An epilogue of the user's for rows that stay as they came.
+    #[error(
+        "the call has an epilogue of yours, but the plan's receive is {receive}, whose kernels have Ferry's \
+         steps"
+    )]
+    RowsAsTheyCame {
+        /// The plan's receive layout.
+        receive: ReceiveLayout,
     },
     /// Row weights in exact mode, where the token's rank applies the weights.
     #[error("row_weights are given, but in exact mode the combine's topk_weights count")]

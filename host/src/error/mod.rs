@@ -12,7 +12,9 @@ pub(crate) mod warnings_tests;
 
 use std::path::PathBuf;
 
-use ferry_layout::{Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, TokenFormat};
+use ferry_layout::{
+    Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, ReceiveLayout, TokenFormat,
+};
 
 use self::text::{green_context, in_its_place, paths};
 use crate::error::round::Round;
@@ -48,22 +50,12 @@ pub use tensor::TensorError;
 pub enum Error {
     /// The outputs of a dispatch have scales although the format has none, or the other way round,
     /// or in another layout than the format's.
-    #[error("the format is {format:?}, and the dispatch's outputs have {given}")]
+    #[error("the format is {format:?}, and the dispatch's outputs have {given}, not {wanted}")]
     WrongScales {
         /// Scales in the outputs, in words: "no scales".
         given: &'static str,
-        /// The plan's format.
-        format: TokenFormat,
-    },
-    /// The outputs of a dispatch have scales of rows although the format has none, or the other way
-    /// round.
-    #[error(
-        "the format is {format:?}, and the dispatch's outputs have {}row_scales",
-        if *given { "" } else { "no " }
-    )]
-    WrongRowScales {
-        /// Whether there are scales of rows.
-        given: bool,
+        /// Scales that the format and the receive layout have, in words.
+        wanted: &'static str,
         /// The plan's format.
         format: TokenFormat,
     },
@@ -324,6 +316,12 @@ pub enum Error {
         rank: Rank,
         /// State of its round.
         open: Round,
+    },
+    /// A view of received rows in another receive layout.
+    #[error("view needs a plan whose receive is view, and this one's is {receive}")]
+    NoView {
+        /// The plan's receive layout.
+        receive: ReceiveLayout,
     },
     /// A communicator cannot be closed while its round is open. Nothing was freed, and nothing is closed:
     /// finish the round, then close the communicator that [`CloseError`](crate::CloseError) returned.

@@ -56,6 +56,10 @@ pub unsafe trait Fabric: Send + Sync {
     ) -> Result<LoadedKernels, Error> {
         self.device(rank)?.kernels_with_options(shape)
     }
+    /// [`Device::kernels_with_rows`] of a local rank's device, ready for this fabric. Synchronizes.
+    fn kernels_with_rows(&self, rank: Rank, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        self.device(rank)?.kernels_with_rows(shape)
+    }
     /// Whether ranks of other nodes can be reached.
     fn reaches_other_nodes(&self) -> bool;
     /// Returns every rank's `value`, by rank. Local ranks of one process pass the same. Collective.

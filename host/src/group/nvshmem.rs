@@ -10,6 +10,7 @@ use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 
 use crate::cuda::{CudaDevice, Current};
 use crate::device::Device;
+use crate::device::kernels::KernelSet;
 use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::sharing::gpu_ranks::GpuRanks;
 use crate::device::sharing::own_gpu::{Gpu, Terms, require_own, takes_turns};
@@ -83,7 +84,7 @@ impl Calls for Joined {
             };
             result = result.and(unregistered.map_err(refused));
             for &module in &self.registered {
-                // SAFETY: `kernels_with_options` registered it, and no kernel runs.
+                // SAFETY: `register` registered it, and no kernel runs.
                 let unregistered = unsafe { self.library.unregister_module(module) };
                 result = result.and(unregistered.map_err(refused));
             }
@@ -172,6 +173,26 @@ impl NvshmemFabric {
         })
     }
 
+    /// Loads the kernels of a set for every shape and registers them with NVSHMEM, unless that was done.
+    /// Returns the device.
+    fn register(&self, rank: Rank, set: KernelSet) -> Result<Arc<CudaDevice>, Error> {
+        let device = self.cuda_device(rank)?;
+        let module = device.module_of(set)?;
+        module.require_shmem()?;
+        let module = module.raw().cast();
+        let mut job = self.lock();
+        if !job.is_open() {
+            return Err(Error::GroupClosed);
+        }
+        if !job.calls.registered.contains(&module) {
+            let _current = device.enter()?;
+            // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
+            unsafe { job.calls.library.register_module(module) }.map_err(refused)?;
+            job.calls.registered.push(module);
+        }
+        Ok(device)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Job<Joined>> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,21 +252,13 @@ unsafe impl Fabric for NvshmemFabric {
         rank: Rank,
         shape: Option<&Shape>,
     ) -> Result<LoadedKernels, Error> {
-        let device = self.cuda_device(rank)?;
-        let module = device.options_module()?;
-        module.require_shmem()?;
-        let module = module.raw().cast();
-        let mut job = self.lock();
-        if !job.is_open() {
-            return Err(Error::GroupClosed);
-        }
-        if !job.calls.registered.contains(&module) {
-            let _current = device.enter()?;
-            // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
-            unsafe { job.calls.library.register_module(module) }.map_err(refused)?;
-            job.calls.registered.push(module);
-        }
+        let device = self.register(rank, KernelSet::WithOptions)?;
         device.kernels_with_options(shape)
+    }
+
+    fn kernels_with_rows(&self, rank: Rank, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        let device = self.register(rank, KernelSet::Rows)?;
+        device.kernels_with_rows(shape)
     }
 
     fn reaches_other_nodes(&self) -> bool {

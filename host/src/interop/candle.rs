@@ -37,8 +37,9 @@
 //! let input = DispatchInput::new(lease.tensor(&x, [4, 7168])?, ids);
 //! let output = lease.dispatch_output(&plan, &rows)?;
 //! rank.dispatch(lease.stream(), &input, &output)?;
-//! let answers = experts(&rows.tokens, &rows.row_offsets)?;
-//! let answers = CombineInput::new(lease.tensor(&answers, output.tokens.dims)?);
+//! let [tokens, offsets] = [&rows.tokens, &rows.row_offsets].map(|rows| rows.as_ref().unwrap());
+//! let answers = experts(tokens, offsets)?;
+//! let answers = CombineInput::new(lease.tensor(&answers, output.tokens.unwrap().dims)?);
 //! let sums = CombineOutput::Summed(lease.tensor(&sums, [4, 7168])?);
 //! rank.combine(lease.stream(), &answers, &sums)?;
 //! # Ok(())
@@ -86,6 +87,7 @@ fn stored(layout: &TensorLayout) -> (Vec<usize>, DType) {
         DataType::Bf16 => DType::BF16,
         DataType::F32 => DType::F32,
         DataType::I32 => DType::I32,
+        DataType::I64 => DType::I64,
         DataType::U32 => DType::U32,
         _ => DType::U8,
     };
@@ -106,20 +108,19 @@ impl<'a> Lease<'a, CandleDevice> {
     ) -> std::result::Result<DispatchOutput, Error> {
         let first = |tensor: &Candle| tensor.dims().first().copied().unwrap_or(0);
         let capacity = Capacity {
-            rows: first(&rows.tokens),
+            rows: first(&rows.src_info),
             // For scales that are not tiled, a number without effect.
             scale_blocks: rows.scales.as_ref().map_or(0, first),
+            wide_ids: rows
+                .ids
+                .as_ref()
+                .is_some_and(|ids| ids.dtype() == DType::I64),
         };
         let layout = plan.output_layout(capacity)?;
-        let optional = [
-            ("scales", &layout.scales, &rows.scales),
-            ("scale_offsets", &layout.scale_offsets, &rows.scale_offsets),
-            ("row_scales", &layout.row_scales, &rows.row_scales),
-        ];
-        for (name, wanted, given) in optional {
+        for ((name, wanted), (_, given)) in layout.named().into_iter().zip(rows.named()) {
             if wanted.is_some() != given.is_some() {
-                let wanted = wanted.as_ref().map(stored);
-                return Err(refused(name, text(wanted), text(given.as_ref().map(kind))));
+                let wanted = wanted.map(stored);
+                return Err(refused(name, text(wanted), text(given.map(kind))));
             }
         }
         let mut tensors = rows.iter();
@@ -225,11 +226,12 @@ unsafe fn flat<'a>(
             CudaStorageSlice::F16(slice) => elements(slice, at, device, &own),
             CudaStorageSlice::F32(slice) => elements(slice, at, device, &own),
             CudaStorageSlice::I32(slice) => elements(slice, at, device, &own),
+            CudaStorageSlice::I64(slice) => elements(slice, at, device, &own),
             CudaStorageSlice::U32(slice) => elements(slice, at, device, &own),
             CudaStorageSlice::U8(slice) => elements(slice, at, device, &own),
             _ => {
                 let given = format!("{:?}", tensor.dtype());
-                return refused("BF16, F16, F32, I32, U32 or U8", given);
+                return refused("BF16, F16, F32, I32, I64, U32 or U8", given);
             }
         }
     }?;

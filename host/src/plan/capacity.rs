@@ -1,19 +1,28 @@
 //! Capacities of a dispatch's outputs.
 
-use ferry_layout::{ScaleLayout, Shape, scale_placement};
+use ferry_layout::{ReceiveLayout, Shape, scale_placement};
 
 use crate::error::{Error, Problem};
-use crate::plan::MAX_ROWS;
 use crate::plan::Plan;
+use crate::plan::check::MAX_ROWS;
+use crate::plan::scale_form::ScaleForm;
 
 /// Capacity of the outputs of a dispatch on one rank.
+///
+/// Views and strided rows have exactly [`Plan::max_rows`] rows, one for each source rank and token. For
+/// compact rows any number will do: if more come, the first ones are kept
+/// ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Number of rows, including those that pad experts. In blockwise FP8 a multiple of 4.
+    /// Number of rows, including those that pad experts. In blockwise FP8 by expert a multiple of 4. For
+    /// transposed scales of compact rows it need not be one, but TMA takes only such tensors.
     pub rows: usize,
     /// Number of blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 if there are
     /// rows. Without effect if scales are not tiled.
     pub scale_blocks: usize,
+    /// Whether received ids are i64, as the `topk_ids` of the call must then be; else both are i32. Without
+    /// effect by expert, where no ids are received.
+    pub wide_ids: bool,
 }
 
 impl Capacity {
@@ -23,6 +32,7 @@ impl Capacity {
         Self {
             rows,
             scale_blocks: blocks as usize,
+            wide_ids: false,
         }
     }
 
@@ -31,6 +41,7 @@ impl Capacity {
         Self {
             rows: plan.max_rows(),
             scale_blocks: plan.max_scale_blocks(),
+            wide_ids: false,
         }
     }
 
@@ -40,19 +51,23 @@ impl Capacity {
         Self {
             rows: plan.max_rows_distinct(),
             scale_blocks: plan.max_scale_blocks_distinct(),
+            wide_ids: false,
         }
     }
 
-    pub(crate) fn check(self, shape: &Shape) -> Result<(), Error> {
+    pub(crate) fn check(self, plan: &Plan) -> Result<(), Error> {
         let refused = |field, value: usize, rule| {
             let value = value.to_string();
             Err(Error::Capacity(Problem { field, value, rule }))
         };
-        let alignment = shape.row_alignment();
+        let (shape, alignment) = (plan.shape(), plan.row_alignment());
         for (field, value) in [("rows", self.rows), ("scale_blocks", self.scale_blocks)] {
             if value as u128 > MAX_ROWS {
                 return refused(field, value, format!("it must be at most {MAX_ROWS}"));
             }
+        }
+        if let Some(rule) = plan.fixed_rows(self.rows) {
+            return refused("rows", self.rows, rule);
         }
         if !self.rows.is_multiple_of(alignment as usize) {
             let rule = format!(
@@ -61,23 +76,43 @@ impl Capacity {
             );
             return refused("rows", self.rows, rule);
         }
-        let is_tiled = shape.format().scale_layout() == Some(ScaleLayout::Tiled);
-        if is_tiled && self.scale_blocks == 0 && self.rows > 0 {
+        if plan.scale_form() == ScaleForm::Tiled && self.scale_blocks == 0 && self.rows > 0 {
             let rule = format!("{} rows take at least 1 block of scales", self.rows);
             return refused("scale_blocks", 0, rule);
         }
-        countable(shape, self.rows, self.scale_blocks)
+        match plan.scale_form() {
+            ScaleForm::None | ScaleForm::Transposed { .. } => Ok(()),
+            ScaleForm::RowMajor => countable_rows(shape, self.rows),
+            ScaleForm::Tiled => countable_blocks(shape, self.scale_blocks),
+        }
     }
 }
 
-/// Checks that kernels can number the words of the scales of `rows` rows (row-major) or `blocks` blocks
-/// (tiled).
-pub(crate) fn countable(shape: &Shape, rows: usize, blocks: usize) -> Result<(), Error> {
-    let (unit, given, max) = match shape.format().scale_layout() {
-        None => return Ok(()),
-        Some(ScaleLayout::RowMajor) => ("rows", rows, shape.most_scaled_rows()),
-        Some(ScaleLayout::Tiled) => ("blocks", blocks, shape.most_scale_blocks()),
-    };
+impl Plan {
+    /// The rule that outputs of `rows` rows break, if rows have fixed places.
+    pub(crate) fn fixed_rows(&self, rows: usize) -> Option<String> {
+        let receive = self.config().receive;
+        let is_fixed = matches!(receive, ReceiveLayout::View | ReceiveLayout::Strided);
+        (is_fixed && rows != self.max_rows()).then(|| {
+            format!(
+                "receive is {receive}, with {} rows: ranks * max_tokens_per_rank",
+                self.max_rows()
+            )
+        })
+    }
+}
+
+/// Checks that kernels can number the words of the row-major scales of `rows` rows.
+pub(crate) fn countable_rows(shape: &Shape, rows: usize) -> Result<(), Error> {
+    countable("rows", rows, shape.most_scaled_rows())
+}
+
+/// Checks that kernels can number the words of `blocks` blocks of tiled scales.
+pub(crate) fn countable_blocks(shape: &Shape, blocks: usize) -> Result<(), Error> {
+    countable("blocks", blocks, shape.most_scale_blocks())
+}
+
+fn countable(unit: &'static str, given: usize, max: u64) -> Result<(), Error> {
     if given as u64 <= max {
         return Ok(());
     }

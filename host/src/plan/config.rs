@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry_layout::{CombineMode, TokenFormat};
+use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 
 /// Sizes and behavior of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
@@ -44,7 +44,8 @@ use ferry_layout::{CombineMode, TokenFormat};
 ///
 /// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
 /// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
-/// a layout, scales are tiled. `combine` is `reduced` or `exact`.
+/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `view`, `strided`
+/// or `compact`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -71,6 +72,25 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
+    /// Layout of the rows that dispatch leaves on the experts' rank. All but
+    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes
+    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales. [Which layout
+    /// do I want](crate::guide::receive) has a picture of each.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub receive: ReceiveLayout,
+    /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
+    /// rows as they came, rather than `[rows, hidden / 128]`. By expert they always are, and this is false.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub transposed_scales: bool,
+    /// Whether dispatch writes zeros to the payload and scales of rows without a token, in
+    /// [`ReceiveLayout::Strided`] only. Otherwise they keep their bits.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub clear_absent: bool,
+    /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that
+    /// keeps rows as they came: [`CombineInput::received_weights`](crate::CombineInput::received_weights) to
+    /// [`CombineOutput::Weighted`](crate::CombineOutput::Weighted).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub combine_weights: bool,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
     /// ([`DispatchOutput`](crate::DispatchOutput)). That group does not travel. Outputs have
@@ -121,7 +141,7 @@ pub struct Config {
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
     /// without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply
-    /// it.
+    /// it. Without effect in other [layouts](Self::receive) than by expert, whose kernels take options.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
 }
@@ -133,9 +153,9 @@ const fn deadline() -> Duration {
 
 impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
-    /// [`CombineMode::Reduced`], no shared expert, a deadline of 10 seconds, no debug checks, all
-    /// multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape (`specialise`
-    /// is false), and none with options.
+    /// [`CombineMode::Reduced`], rows by expert, no shared expert, a deadline of 10 seconds, no debug checks,
+    /// all multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape
+    /// (`specialise` is false), and none with options.
     pub const fn new(
         experts: usize,
         top_k: usize,
@@ -150,6 +170,10 @@ impl Config {
             p2p_world_size: None,
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
+            receive: ReceiveLayout::ByExpert,
+            transposed_scales: false,
+            clear_absent: false,
+            combine_weights: false,
             shared_expert: false,
             deadline: deadline(),
             debug_checks: false,

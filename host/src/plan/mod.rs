@@ -1,25 +1,21 @@
 //! Checked configurations.
 
 pub(crate) mod capacity;
+pub(crate) mod check;
 pub(crate) mod config;
-
-use std::time::Duration;
+pub(crate) mod scale_form;
 
 use ferry_layout::{
-    AssignmentWords, CombineMode, MAX_COUNTED_EXPERTS, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, Rank,
-    Shape, SharedTokens, Window, Workspace, scale_placement,
+    CombineMode, Common, MAX_COUNTED_EXPERTS, Rank, Shape, SharedTokens, Window, Workspace,
+    scale_placement,
 };
 
-use crate::error::{Error, PlanError, Problem};
+use crate::error::{Error, PlanError};
 use crate::group::Group;
+use crate::plan::check::{
+    Problems, check_behaviour, check_nodes, check_receive, check_routing, check_sizes,
+};
 use crate::plan::config::Config;
-
-/// Most elements of a token: its bytes, and the header after them, count in 32 bits.
-const MAX_HIDDEN: usize = 1 << 20;
-/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
-pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
-/// Longest deadline: a day.
-const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Proof that a [`Config`] fits a [`Group`]: sizes were checked once, so nothing downstream
 /// checks them again.
@@ -32,28 +28,6 @@ pub struct Plan {
     shape: Shape,
     /// See [`max_sms`](Self::max_sms).
     max_sms: Option<u32>,
-}
-
-/// Collects problems.
-#[derive(Default)]
-struct Problems(Vec<Problem>);
-
-impl Problems {
-    fn require(
-        &mut self,
-        holds: bool,
-        field: &'static str,
-        value: impl ToString,
-        rule: impl ToString,
-    ) {
-        if !holds {
-            self.0.push(Problem {
-                field,
-                value: value.to_string(),
-                rule: rule.to_string(),
-            });
-        }
-    }
 }
 
 impl Plan {
@@ -94,6 +68,7 @@ impl Plan {
             ),
         );
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
+        check_receive(&mut problems, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
             return Err(PlanError {
@@ -159,8 +134,8 @@ impl Plan {
         rank.0 as usize * self.local_experts()
     }
 
-    /// Number of groups of rows in a dispatch's outputs: one for each local expert, and with a
-    /// [shared expert](Config::shared_expert) one before these.
+    /// Number of groups of rows in a dispatch's outputs, if rows are [by expert](Config::receive): one for
+    /// each local expert, and with a [shared expert](Config::shared_expert) one before these.
     pub const fn groups(&self) -> usize {
         self.local_experts() + self.config.shared_expert as usize
     }
@@ -171,8 +146,13 @@ impl Plan {
     /// transposed scales need. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
+    ///
+    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding.
     pub const fn max_rows(&self) -> usize {
-        let alignment = self.shape.row_alignment() as u64;
+        if self.config.receive.keeps_rows() {
+            return self.source_rows();
+        }
+        let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
     }
@@ -185,10 +165,35 @@ impl Plan {
     /// Not enough if a token can name an expert twice, say because filler tokens name expert 0 in every slot
     /// (-1 names none) or because two logical experts of a token are one physical expert. Rows that do not
     /// fit are then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
+    ///
+    /// The same as `max_rows` if rows [stay as they came](Config::receive).
     pub const fn max_rows_distinct(&self) -> usize {
-        let alignment = self.shape.row_alignment() as u64;
+        if self.config.receive.keeps_rows() {
+            return self.source_rows();
+        }
+        let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
         (routed + self.max_shared_rows()) as usize
+    }
+
+    /// Number of pairs of a source rank and a token: most rows that stay as they came.
+    const fn source_rows(&self) -> usize {
+        self.shape.ranks as usize * self.shape.max_tokens_per_rank as usize
+    }
+
+    /// Number of which rows of outputs, and each expert's, are a multiple: 1 if rows stay as they came.
+    pub(crate) const fn row_alignment(&self) -> u32 {
+        if self.config.receive.keeps_rows() {
+            1
+        } else {
+            self.shape.row_alignment()
+        }
+    }
+
+    /// Bytes from one row of a [view](crate::ReceiveLayout::View) to the next: payload, scales, the row's own
+    /// scale and words of Ferry's. A multiple of 128.
+    pub const fn view_row_stride(&self) -> u64 {
+        Window::with(&self.shape, self.config.combine_weights).dispatch_row_stride()
     }
 
     /// The range, within `0..tokens`, of tokens that the [shared expert](Config::shared_expert) gets on
@@ -207,7 +212,14 @@ impl Plan {
 
     /// Whether kernels take options.
     pub(crate) const fn takes_options(&self) -> bool {
-        self.config.options || self.config.shared_expert || self.config.skip_a2a
+        let Config {
+            options,
+            shared_expert,
+            skip_a2a,
+            receive,
+            ..
+        } = self.config;
+        options || shared_expert || skip_a2a || receive.keeps_rows()
     }
 
     /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
@@ -224,7 +236,7 @@ impl Plan {
         if !self.config.shared_expert {
             return 0;
         }
-        let alignment = self.shape.row_alignment() as u64;
+        let alignment = self.row_alignment() as u64;
         let tokens = if self.config.skip_a2a {
             self.shape.max_tokens_per_rank.div_ceil(self.ranks)
         } else {
@@ -254,12 +266,17 @@ impl Plan {
 
     /// Bytes of each rank's receive window.
     pub const fn window_bytes(&self) -> u64 {
-        Window::of(&self.shape).bytes
+        Window::with(&self.shape, self.config.combine_weights).bytes
     }
 
     /// Bytes of each rank's private workspace.
     pub const fn workspace_bytes(&self) -> u64 {
-        Workspace::of(&self.shape).bytes
+        Workspace::of(&self.shape).bytes_for(&self.shape, self.config.receive)
+    }
+
+    /// Kernel arguments that follow from the plan; all others are zero.
+    pub(crate) fn common(&self) -> Common {
+        Common::with(&self.shape, self.config.combine_weights)
     }
 
     /// The deadline in nanoseconds.
@@ -269,157 +286,10 @@ impl Plan {
     }
 }
 
-fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
-    let Config { experts, top_k, .. } = *config;
-    problems.require(
-        (1..=MAX_RANKS).contains(&ranks),
-        "ranks",
-        ranks,
-        format_args!("a group has 1 to {MAX_RANKS} ranks"),
-    );
-    problems.require(
-        (1..=MAX_EXPERTS as usize).contains(&experts),
-        "experts",
-        experts,
-        format_args!("it must be 1 to {MAX_EXPERTS}"),
-    );
-    problems.require(
-        ranks == 0 || experts.is_multiple_of(ranks as usize),
-        "experts",
-        experts,
-        format_args!("it must be divisible by the {ranks} ranks"),
-    );
-    problems.require(
-        (1..=MAX_TOP_K as usize).contains(&top_k),
-        "top_k",
-        top_k,
-        format_args!("it must be 1 to {MAX_TOP_K}"),
-    );
-    problems.require(
-        top_k <= experts,
-        "top_k",
-        top_k,
-        format_args!("a token cannot name more than the {experts} experts"),
-    );
-}
-
-fn check_sizes(problems: &mut Problems, ranks: u32, local_experts: usize, config: &Config) {
-    let Config {
-        experts,
-        top_k,
-        hidden,
-        max_tokens_per_rank,
-        ..
-    } = *config;
-    problems.require(
-        hidden > 0 && hidden.is_multiple_of(8),
-        "hidden",
-        hidden,
-        "it must be a multiple of 8 above 0",
-    );
-    let (name, word) = (
-        config.format.name(),
-        config.format.sizes().elements_of_word(),
-    );
-    problems.require(
-        word == 0 || hidden.is_multiple_of(word as usize),
-        "hidden",
-        hidden,
-        format_args!(
-            "the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of \
-             {word}"
-        ),
-    );
-    problems.require(
-        hidden <= MAX_HIDDEN,
-        "hidden",
-        hidden,
-        format_args!("it must be at most {MAX_HIDDEN}"),
-    );
-    problems.require(
-        max_tokens_per_rank > 0,
-        "max_tokens_per_rank",
-        max_tokens_per_rank,
-        "it must be at least 1",
-    );
-    let rows =
-        u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
-    let (all, of) = most_rows(rows, local_experts, config);
-    problems.require(
-        all <= MAX_ROWS,
-        "max_tokens_per_rank",
-        max_tokens_per_rank,
-        format_args!(
-            "ranks * max_tokens_per_rank * top_k{of} is {all}, and at most {MAX_ROWS} rows can be counted"
-        ),
-    );
-    let entries = max_tokens_per_rank as u128 * top_k as u128;
-    let most = AssignmentWords::of(experts.min(MAX_EXPERTS as usize) as u32).max_ranks_in_expert();
-    problems.require(
-        rows > MAX_ROWS || entries <= u128::from(most),
-        "max_tokens_per_rank",
-        max_tokens_per_rank,
-        format_args!(
-            "max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told \
-             apart where there are {experts} experts"
-        ),
-    );
-}
-
-/// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
-fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
-    let alignment = u128::from(config.format.sizes().row_alignment);
-    let padding = local_experts as u128 * (alignment - 1);
-    let routed = (routed + padding).next_multiple_of(alignment);
-    let tokens = config.max_tokens_per_rank as u128;
-    match (config.shared_expert, alignment) {
-        (false, 1) => (routed, ""),
-        (false, _) => (routed, ", with padding,"),
-        (true, 1) => (routed + tokens, " + max_tokens_per_rank"),
-        (true, _) => (
-            routed + tokens.next_multiple_of(alignment),
-            " + max_tokens_per_rank, with padding,",
-        ),
-    }
-}
-
-fn check_nodes(problems: &mut Problems, ranks: u32, reaches_other_nodes: bool, config: &Config) {
-    let Some(size) = config.p2p_world_size else {
-        return;
-    };
-    let divides = size > 0 && (ranks as usize).is_multiple_of(size);
-    problems.require(
-        divides,
-        "p2p_world_size",
-        size,
-        format_args!("it must divide the {ranks} ranks"),
-    );
-    problems.require(
-        !divides || size >= ranks as usize || reaches_other_nodes,
-        "p2p_world_size",
-        size,
-        format_args!("this group cannot reach ranks of other nodes, so it must be {ranks}"),
-    );
-}
-
-fn check_behaviour(problems: &mut Problems, config: &Config) {
-    let Config {
-        deadline, max_sms, ..
-    } = *config;
-    problems.require(
-        !deadline.is_zero() && deadline <= MAX_DEADLINE,
-        "deadline",
-        format_args!("{deadline:?}"),
-        "it must be above zero and at most a day",
-    );
-    problems.require(
-        max_sms != Some(0),
-        "max_sms",
-        "0",
-        "it must be at least 1, or None for all",
-    );
-}
-
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "receive_tests.rs"]
+mod receive_tests;

@@ -1,7 +1,10 @@
 //! Configurations that a plan refuses, and its sizes.
 
+use std::time::Duration;
+
 use ferry_layout::{ScaleLayout, TokenFormat};
 
+use super::check::{MAX_HIDDEN, MAX_ROWS};
 use super::*;
 
 const GOOD: Config = Config {

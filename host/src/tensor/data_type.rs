@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use ferry_layout::{OutputElement, TokenFormat};
 
 /// Type of the elements of a [`Tensor`](crate::Tensor). Each argument takes one type and refuses all others,
-/// so that `x` and `topk_ids` cannot be swapped.
+/// so that `x` and `topk_ids` cannot be swapped; only ids of experts are `I32` or `I64`.
 ///
 /// Unsigned integers are also accepted as plain bits, for engines that have no better name for them: `U8`
 /// as `E4m3` and `E8m0`, `U16` as `Bf16` and `F16`, `U32` as `I32`. No other type is accepted as `F32`.
@@ -27,6 +27,8 @@ pub enum DataType {
     E2m1,
     /// 32-bit signed integers: ids of experts, and sources of rows.
     I32,
+    /// 64-bit signed integers: ids of experts, as PyTorch's `topk` returns them.
+    I64,
     /// 32-bit unsigned integers: offsets of rows, and numbers of tokens.
     U32,
     /// Plain 16 bits.
@@ -39,6 +41,7 @@ impl DataType {
     /// Bits of an element.
     pub const fn bits(self) -> u32 {
         match self {
+            Self::I64 => 64,
             Self::F32 | Self::I32 | Self::U32 => 32,
             Self::Bf16 | Self::F16 | Self::U16 => 16,
             Self::E4m3 | Self::E8m0 | Self::U8 => 8,
@@ -56,6 +59,7 @@ impl DataType {
             Self::E8m0 => "e8m0",
             Self::E2m1 => "e2m1",
             Self::I32 => "i32",
+            Self::I64 => "i64",
             Self::U32 => "u32",
             Self::U16 => "u16",
             Self::U8 => "u8",
@@ -154,4 +158,4 @@ macro_rules! elements {
     };
 }
 
-elements!(half::bf16: Bf16, half::f16: F16, f32: F32, i32: I32, u32: U32, u16: U16, u8: U8);
+elements!(half::bf16: Bf16, half::f16: F16, f32: F32, i32: I32, i64: I64, u32: U32, u16: U16, u8: U8);

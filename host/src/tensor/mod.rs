@@ -184,21 +184,21 @@ impl Element {
     pub(crate) const BF16_ROW: Self = Self::row(DataType::Bf16);
     /// f32, one by one.
     pub(crate) const F32: Self = Self::word(DataType::F32);
-    /// i32, one by one.
-    pub(crate) const I32: Self = Self::word(DataType::I32);
     /// u32, one by one.
     pub(crate) const U32: Self = Self::word(DataType::U32);
-    /// BF16 that is written one by one.
-    pub(crate) const BF16: Self = Self {
-        data_type: DataType::Bf16,
-        align_bytes: 2,
-    };
-
     /// Elements of rows: kernels move 16 bytes at a time.
     pub(crate) const fn row(data_type: DataType) -> Self {
         Self {
             data_type,
             align_bytes: 16,
+        }
+    }
+
+    /// Elements that are read or written one by one, aligned to their own size.
+    pub(crate) const fn natural(data_type: DataType) -> Self {
+        Self {
+            data_type,
+            align_bytes: data_type.bits().div_ceil(8) as u64,
         }
     }
 
@@ -314,7 +314,10 @@ mod tests {
             Ok(())
         );
         let words = Tensor::contiguous(memory(32), DataType::U32, [2]);
-        assert_eq!(words.require("topk_ids", [2], Element::I32), Ok(()));
+        assert_eq!(
+            words.require("topk_ids", [2], Element::word(DataType::I32)),
+            Ok(())
+        );
         assert!(words.require("topk_weights", [2], Element::F32).is_err());
     }
 

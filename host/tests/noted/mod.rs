@@ -269,14 +269,12 @@ pub fn empty_tensors(rank: &Communicator) -> (DispatchInput, DispatchOutput) {
         Tensor::contiguous(at, DataType::Bf16, [2, 8]),
         Tensor::contiguous(at, DataType::I32, [2, 1]),
     );
-    let output = DispatchOutput {
-        row_scales: None,
-        tokens: Tensor::contiguous(out, DataType::Bf16, [6, 8]),
-        scales: None,
-        row_offsets: Tensor::contiguous(out.plus(128), DataType::U32, [local + 1]),
-        expert_ids: Tensor::contiguous(out.plus(256), DataType::I32, [local]),
-        src_info: Tensor::contiguous(out.plus(384), DataType::I32, [6, 2]),
-    };
+    let output = DispatchOutput::by_expert(
+        Tensor::contiguous(out, DataType::Bf16, [6, 8]),
+        Tensor::contiguous(out.plus(128), DataType::U32, [local + 1]),
+        Tensor::contiguous(out.plus(256), DataType::I32, [local]),
+        Tensor::contiguous(out.plus(384), DataType::I32, [6, 2]),
+    );
     (input, output)
 }
 
@@ -314,7 +312,7 @@ pub fn join(group: &Group, config: Config) -> Communicator {
 /// Enqueues a round.
 pub fn round(rank: &mut Communicator, stream: Stream) -> Result<(), Error> {
     let (input, output) = empty_tensors(rank);
-    let combine = CombineInput::new(output.tokens);
+    let combine = CombineInput::new(output.tokens.unwrap());
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
     rank.dispatch(stream, &input, &output)?;

@@ -132,7 +132,7 @@ impl Tensors {
     pub fn combine_input(&self, weights: Option<Tensor<2>>) -> CombineInput {
         CombineInput {
             topk_weights: weights,
-            ..CombineInput::new(self.output.tokens)
+            ..CombineInput::new(self.output.tokens.unwrap())
         }
     }
 
@@ -153,9 +153,10 @@ impl Tensors {
             row_offsets,
             expert_ids,
             src_info,
-            scales: _,
-            row_scales: _,
+            ..
         } = self.output;
+        let (tokens, row_offsets) = (tokens.unwrap(), row_offsets.unwrap());
+        let expert_ids = expert_ids.unwrap();
         assert_eq!(
             download(rank, tokens.at, count * HIDDEN * 2),
             rows(wanted.values)

@@ -54,6 +54,22 @@ impl Finish {
         element: Element::Bf16,
     };
 
+    /// Applies the steps to a rank's sums, `[tokens, hidden]`, and rounds them. Returns the bytes of the
+    /// result in the byte order of this machine.
+    pub(crate) fn bytes(&self, hidden: usize, sums: Vec<f32>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (index, sum) in sums.into_iter().enumerate() {
+            let value = self.value(hidden, index, sum);
+            match self.element {
+                Element::Bf16 => bytes.extend(round_to_bf16(value).to_bits().to_ne_bytes()),
+                Element::F16 => bytes.extend(f16_bits(value).to_ne_bytes()),
+                Element::F32 if value.is_nan() => bytes.extend(0x7fff_ffff_u32.to_ne_bytes()),
+                Element::F32 => bytes.extend(value.to_ne_bytes()),
+            }
+        }
+        bytes
+    }
+
     /// Applies the steps to `sum`, element `index` of the sums.
     fn value(&self, hidden: usize, index: usize, sum: f32) -> f32 {
         let (token, column) = (index / hidden, index % hidden);
@@ -97,19 +113,7 @@ pub fn combine_with(
 ) -> Vec<Vec<u8>> {
     assert_eq!(finish.len(), problem.ranks, "finish: one per rank");
     let sums = combine::sums(problem, expert_rows, row_weights, mode);
-    let finish_one = |(sums, finish): (Vec<f32>, &Finish)| {
-        let mut bytes = Vec::new();
-        for (index, sum) in sums.into_iter().enumerate() {
-            let value = finish.value(problem.hidden, index, sum);
-            match finish.element {
-                Element::Bf16 => bytes.extend(round_to_bf16(value).to_bits().to_ne_bytes()),
-                Element::F16 => bytes.extend(f16_bits(value).to_ne_bytes()),
-                Element::F32 if value.is_nan() => bytes.extend(0x7fff_ffff_u32.to_ne_bytes()),
-                Element::F32 => bytes.extend(value.to_ne_bytes()),
-            }
-        }
-        bytes
-    };
+    let finish_one = |(sums, finish): (Vec<f32>, &Finish)| finish.bytes(problem.hidden, sums);
     std::thread::scope(|scope| {
         let each = sums.into_iter().zip(finish);
         let threads: Vec<_> = each

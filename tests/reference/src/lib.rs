@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod combine;
+mod combine_rows;
 mod compare;
 mod dispatch;
 pub mod e2m1;
@@ -40,6 +41,7 @@ pub mod mxfp8;
 pub mod nvfp4;
 mod problem;
 mod random;
+mod rows;
 pub mod scale_layout;
 #[cfg(test)]
 mod testing;
@@ -47,6 +49,7 @@ pub mod text;
 pub mod workload;
 
 pub use combine::{CombineMode, combine, round_to_bf16};
+pub use combine_rows::{combine_rows, combine_weights};
 pub use compare::{Difference, first_difference};
 pub use dispatch::{
     Dispatched, apply_expert_scale, dispatch, dispatch_with_shared, dispatch_with_shared_part,
@@ -55,6 +58,7 @@ pub use dispatch::{
 pub use finish::{Element, Finish, SharedRows, combine_with};
 pub use local::share_of;
 pub use problem::{Problem, ProblemError, RankInput};
+pub use rows::{ReceivedRows, RowNumbers, narrow_ids, receive_rows};
 
 /// The element type of every row.
 pub use half::bf16;

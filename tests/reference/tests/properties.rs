@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use ferry_reference::workload::{Routing, WorkloadSpec, generate};
 use ferry_reference::{
-    CombineMode, Problem, apply_expert_scale, bf16, combine, dispatch, first_difference,
+    CombineMode, Finish, Problem, RowNumbers, apply_expert_scale, bf16, combine, combine_rows,
+    combine_weights, dispatch, first_difference, receive_rows, round_to_bf16,
 };
 use proptest::prelude::*;
 
@@ -226,5 +227,106 @@ fn prefill_at_full_width() {
     for mode in [CombineMode::Reduced, CombineMode::Exact] {
         let combined = combine(&problem, &rows, mode);
         assert!(combined.iter().all(|rows| rows.len() == 128 * 7_168));
+    }
+}
+
+/// Numbers of rows of ranks with fewer than 12 tokens.
+fn row_numbers(is_compact: bool, capacity: usize) -> RowNumbers {
+    if is_compact {
+        RowNumbers::Compact { capacity }
+    } else {
+        RowNumbers::Strided { max_tokens: 12 }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A row's ids, weights and source are those of its token's rows in expert order.
+    #[test]
+    fn received_rows_have_every_entry_once(spec in specs(), is_compact: bool) {
+        let problem = generate(spec);
+        let (top_k, here) = (problem.top_k, problem.local_experts());
+        let mut found = Vec::new();
+        for rank in 0..problem.ranks {
+            let rows = receive_rows(&problem, rank, row_numbers(is_compact, 99));
+            let mut previous = None;
+            for (row, token) in rows.tokens.iter().enumerate() {
+                let ids = &rows.ids[row * top_k..(row + 1) * top_k];
+                prop_assert_eq!(token.is_some(), ids.iter().any(|&id| id >= 0));
+                prop_assert_eq!(token.is_some(), rows.src_info[row] != [-1, -1]);
+                let Some((source, token)) = *token else { continue };
+                prop_assert!(previous < Some((source, token)));
+                previous = Some((source, token));
+                for (slot, &id) in ids.iter().enumerate() {
+                    let weight = rows.weights[row * top_k + slot];
+                    prop_assert_eq!(id >= 0, weight > 0.0);
+                    if id >= 0 {
+                        prop_assert!(weight == problem.inputs[source].topk_weights[token * top_k + slot]);
+                        found.push((source, token, slot, rank * here + id as usize));
+                    }
+                }
+            }
+            for local in 0..here {
+                let slots = rows.ids.iter().filter(|&&id| id == local as i64).count();
+                prop_assert_eq!(rows.expert_rows[local], slots as i32);
+            }
+            for source in 0..problem.ranks {
+                let tokens = rows.tokens.iter().flatten();
+                let own = tokens.filter(|token| token.0 == source).count();
+                prop_assert_eq!(rows.source_rows[source], own as i32);
+            }
+        }
+        found.sort_unstable();
+        prop_assert_eq!(found, entries(&problem));
+    }
+
+    /// Rows that the experts' rank has weighted, summed and rounded come back as those that this library
+    /// weights, sums and rounds.
+    #[test]
+    fn rows_summed_by_their_rank_are_combined_as_reduced_ones(spec in specs(), is_compact: bool) {
+        let problem = generate(spec);
+        let (top_k, hidden, here) = (problem.top_k, problem.hidden, problem.local_experts());
+        let scale: Vec<f32> = (0..problem.experts).map(|e| 0.5 + e as f32 / 8.0).collect();
+        let by_expert = apply_expert_scale(&problem, &dispatch(&problem), &scale);
+        let wanted = combine(&problem, &by_expert, CombineMode::Reduced);
+        let ranks = 0..problem.ranks;
+        let received: Vec<_> = ranks
+            .map(|rank| receive_rows(&problem, rank, row_numbers(is_compact, 99)))
+            .collect();
+        let answers = received.iter().enumerate().map(|(rank, rows)| {
+            let mut answers = vec![bf16::NAN; rows.tokens.len() * hidden];
+            for (row, token) in rows.tokens.iter().enumerate() {
+                let Some((source, token)) = *token else { continue };
+                for column in 0..hidden {
+                    let x = problem.inputs[source].x[token * hidden + column].to_f32();
+                    let mut sum = 0.0;
+                    for slot in row * top_k..(row + 1) * top_k {
+                        if rows.ids[slot] >= 0 {
+                            let factor = scale[rank * here + rows.ids[slot] as usize];
+                            sum += rows.weights[slot] * round_to_bf16(x * factor).to_f32();
+                        }
+                    }
+                    answers[row * hidden + column] = round_to_bf16(sum);
+                }
+            }
+            answers
+        });
+        let answers: Vec<_> = answers.collect();
+        let none = vec![[None, None]; problem.ranks];
+        let finish = vec![Finish::NONE; problem.ranks];
+        let combined = combine_rows(&problem, &received, &answers, &none, &finish);
+        for (wanted, combined) in wanted.iter().zip(&combined) {
+            let bits: Vec<u8> = wanted.iter().flat_map(|x| x.to_bits().to_ne_bytes()).collect();
+            prop_assert_eq!(&bits, combined);
+        }
+        let sent: Vec<_> = received.iter().map(|rows| rows.weights.clone()).collect();
+        let weights = combine_weights(&problem, &received, &sent);
+        for (input, weights) in problem.inputs.iter().zip(&weights) {
+            for slot in 0..input.topk_ids.len() {
+                let is_routed = input.topk_ids[slot] >= 0;
+                prop_assert_eq!(weights[slot], if is_routed { input.topk_weights[slot] } else { 0.0 });
+            }
+        }
     }
 }

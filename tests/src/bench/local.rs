@@ -159,6 +159,7 @@ fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
         capacity: Capacity {
             rows: 128,
             scale_blocks: 1,
+            ..Capacity::default()
         },
     };
     let scales = layout.scales_bytes() / 128;

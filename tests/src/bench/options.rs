@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use crate::group::GroupArgs;
@@ -165,6 +165,12 @@ pub struct BenchArgs {
     /// Dispatch formats
     #[arg(long, value_enum, default_value = "both")]
     pub format: FormatChoice,
+    /// Layout of received rows: by-expert, view, strided or compact
+    #[arg(long, default_value_t = ReceiveLayout::ByExpert)]
+    pub receive: ReceiveLayout,
+    /// Most tokens of the plans, if not those that ranks bring
+    #[arg(long, value_name = "TOKENS")]
+    pub plan_tokens: Option<usize>,
     /// Timed calls
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
@@ -241,9 +247,15 @@ impl BenchArgs {
         Config {
             format,
             combine,
+            receive: self.receive,
             max_sms: self.max_sms,
             specialise: !self.general,
-            ..Config::new(self.experts, self.top_k, self.hidden, tokens)
+            ..Config::new(
+                self.experts,
+                self.top_k,
+                self.hidden,
+                self.plan_tokens.unwrap_or(0).max(tokens),
+            )
         }
     }
 
@@ -251,23 +263,27 @@ impl BenchArgs {
     /// halves of its other pairs are measured anyway.
     pub fn kinds(&self) -> Vec<(TokenFormat, CombineMode)> {
         use CombineMode::{Exact, Reduced};
-        use ScaleLayout::Tiled;
+        // Scales that are tiled have no place in rows that stay as they came.
+        let scales = match self.receive.keeps_rows() {
+            true => ScaleLayout::RowMajor,
+            false => ScaleLayout::Tiled,
+        };
         use TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
         let formats: &[_] = match self.format {
             FormatChoice::Bf16 => &[Bf16],
             FormatChoice::Fp8 => &[BlockwiseFp8],
-            FormatChoice::Mxfp8 => &[Mxfp8(Tiled)],
-            FormatChoice::Mxfp4 => &[Mxfp4(Tiled)],
-            FormatChoice::Nvfp4 => &[Nvfp4(Tiled)],
-            FormatChoice::Nvfp4Row => &[Nvfp4RowScaled(Tiled)],
+            FormatChoice::Mxfp8 => &[Mxfp8(scales)],
+            FormatChoice::Mxfp4 => &[Mxfp4(scales)],
+            FormatChoice::Nvfp4 => &[Nvfp4(scales)],
+            FormatChoice::Nvfp4Row => &[Nvfp4RowScaled(scales)],
             FormatChoice::Both => &[BlockwiseFp8, Bf16],
             FormatChoice::All => &[
                 BlockwiseFp8,
                 Bf16,
-                Mxfp8(Tiled),
-                Mxfp4(Tiled),
-                Nvfp4(Tiled),
-                Nvfp4RowScaled(Tiled),
+                Mxfp8(scales),
+                Mxfp4(scales),
+                Nvfp4(scales),
+                Nvfp4RowScaled(scales),
             ],
         };
         let modes: &[_] = match self.mode {

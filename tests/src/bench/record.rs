@@ -119,6 +119,10 @@ pub struct Record {
     pub ranks_per_gpu: usize,
     /// Tokens per rank.
     pub tokens: usize,
+    /// Most tokens of the plan.
+    pub plan_tokens: usize,
+    /// Layout of received rows.
+    pub receive: &'static str,
     /// Elements of a token.
     pub hidden: usize,
     /// Experts of a token.
@@ -202,6 +206,7 @@ impl Record {
         let Self {
             format,
             mode,
+            receive,
             ranks,
             hidden,
             top_k,
@@ -210,7 +215,7 @@ impl Record {
             ..
         } = self;
         format!(
-            "{format} dispatch, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, top-{top_k} of \
+            "{format} dispatch, {receive}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, top-{top_k} of \
              {experts}, {routing} routing, {sms}"
         )
     }

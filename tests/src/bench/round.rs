@@ -66,19 +66,23 @@ impl<'a> Bench<'a> {
         rig: &'a Rig<'a>,
         sets: &'a [Problem],
         config: Config,
+        tokens: usize,
         options: Options,
     ) -> Result<Self> {
-        let (format, tokens) = (config.format, config.max_tokens_per_rank);
+        let format = config.format;
         let config = Config {
             deadline: rig.scaled(DEADLINE),
             ..config
         };
         let plan = Plan::new(&rig.group, config)?;
-        let capacity = if tokens <= ANY_ROUTING_TOKENS {
+        let capacity = if config.receive.keeps_rows() {
+            Capacity::max(&plan)
+        } else if config.max_tokens_per_rank <= ANY_ROUTING_TOKENS {
             Capacity {
                 // The transposed scales want rows of 16 bytes.
                 rows: plan.max_rows().next_multiple_of(16),
                 scale_blocks: plan.max_scale_blocks(),
+                ..Capacity::default()
             }
         } else {
             let compared = Compared {
@@ -118,6 +122,11 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// Tokens of each rank.
+    pub const fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// The kind of the group.
     pub fn group_name(&self) -> &'static str {
         self.rig.group.name()
@@ -135,7 +144,8 @@ impl<'a> Bench<'a> {
 
     /// Traffic of device memory, of the first set, if all ranks share one GPU.
     pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
-        let of = || MemoryTraffic::of(&self.sets[0], self.plan.shape(), self.tokens);
+        let receive = self.plan.config().receive;
+        let of = || MemoryTraffic::of(&self.sets[0], self.plan.shape(), receive, self.tokens);
         let ranks = self.rig.ranks();
         (ranks > 1 && self.rig.ranks_per_gpu == ranks).then(of)
     }

@@ -305,9 +305,17 @@ fn measure(
     mode: CombineMode,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(rig, sets, args.config(format, mode, tokens), Options::None);
+    let bench = Bench::new(
+        rig,
+        sets,
+        args.config(format, mode, tokens),
+        tokens,
+        Options::None,
+    );
     let mut bench = rig.processes.agree(bench)?;
-    let oracle = (!args.no_verify).then(|| Answers::new(&sets[0], format, tokens));
+    // The suites compare the bits of rows that stay as they came.
+    let is_compared = !args.no_verify && !args.receive.keeps_rows();
+    let oracle = is_compared.then(|| Answers::new(&sets[0], format, tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(&mut bench)?;
     }
@@ -355,7 +363,9 @@ fn fused(
         group: bench.group_name(),
         ranks_per_gpu: bench.ranks_per_gpu(),
         ranks: bench.plan.shape().ranks as usize,
-        tokens: bench.plan.config().max_tokens_per_rank,
+        tokens: bench.tokens(),
+        plan_tokens: bench.plan.config().max_tokens_per_rank,
+        receive: args.receive.name(),
         hidden: args.hidden,
         top_k: args.top_k,
         experts: args.experts,

@@ -74,6 +74,7 @@ pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
             capacity: Capacity {
                 rows: ROWS,
                 scale_blocks: ROWS / 128,
+                ..Capacity::default()
             },
         };
         let output = layout.row_bytes() * ROWS + layout.scales_bytes();

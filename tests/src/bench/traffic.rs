@@ -1,7 +1,7 @@
 //! Bytes that must cross the wire, and that device memory must read and write, counted from the routing.
 
 use ferry::layout::Shape;
-use ferry::{CombineMode, TokenFormat};
+use ferry::{CombineMode, ReceiveLayout, TokenFormat};
 use ferry_reference::Problem;
 
 /// Bytes of the busiest rank: the larger of what one sends and what one receives.
@@ -45,15 +45,22 @@ pub struct MemoryTraffic {
 
 impl MemoryTraffic {
     /// Counts those of the first `tokens` tokens of every rank.
-    pub fn of(problem: &Problem, shape: &Shape, tokens: usize) -> Self {
-        let ranks = (0..problem.ranks).map(|rank| Self::of_rank(problem, shape, tokens, rank));
+    pub fn of(problem: &Problem, shape: &Shape, receive: ReceiveLayout, tokens: usize) -> Self {
+        let ranks = 0..problem.ranks;
+        let ranks = ranks.map(|rank| Self::of_rank(problem, shape, receive, tokens, rank));
         ranks.fold(Self::default(), |most, rank| Self {
             dispatch: most.dispatch.max(rank.dispatch),
             combine: most.combine.max(rank.combine),
         })
     }
 
-    fn of_rank(problem: &Problem, shape: &Shape, tokens: usize, rank: usize) -> Self {
+    fn of_rank(
+        problem: &Problem,
+        shape: &Shape,
+        receive: ReceiveLayout,
+        tokens: usize,
+        rank: usize,
+    ) -> Self {
         let (once, each) = pairs(problem, tokens);
         let sent = |counts: &Counts| counts[rank].iter().sum::<u64>();
         let received = |counts: &Counts| counts.iter().map(|row| row[rank]).sum::<u64>();
@@ -68,12 +75,20 @@ impl MemoryTraffic {
         };
         let (token, row) = (bytes_of_token(shape), u64::from(shape.dispatch_row_bytes()));
         let output = bytes_of_output_row(shape);
+        // Rows that are read where they came, and rows of the outputs, which are expert rows of combine.
+        let (read, rows) = match receive {
+            ReceiveLayout::ByExpert => (received(&once), received(&each)),
+            ReceiveLayout::View => (0, 0),
+            ReceiveLayout::Strided | ReceiveLayout::Compact => (received(&once), received(&once)),
+        };
+        let returned = match receive {
+            ReceiveLayout::ByExpert => received(&each),
+            _ => received(&once),
+        };
         Self {
-            dispatch: routed.count() as u64 * token
-                + (sent(&once) + received(&once)) * row
-                + received(&each) * output,
+            dispatch: routed.count() as u64 * token + (sent(&once) + read) * row + rows * output,
             combine: token
-                * (received(&each)
+                * (returned
                     + received(answers)
                     + sent(answers)
                     + of_rank.take(tokens).count() as u64),
@@ -200,7 +215,14 @@ mod tests {
     fn device_memory_reads_and_writes_own_rows_too() {
         let problem = problem(Routing::Uniform, 4096);
         let us = |bytes: u64| bytes as f64 / 981e3;
-        let of = |format, mode| MemoryTraffic::of(&problem, &shape(format, mode), 4096);
+        let of = |format, mode| {
+            MemoryTraffic::of(
+                &problem,
+                &shape(format, mode),
+                ReceiveLayout::ByExpert,
+                4096,
+            )
+        };
         let bf16 = of(TokenFormat::Bf16, CombineMode::Reduced);
         assert!((us(bf16.dispatch) - 970.0).abs() < 15.0, "{bf16:?}");
         assert!((us(bf16.combine) - 971.0).abs() < 15.0, "{bf16:?}");
@@ -225,6 +247,10 @@ mod tests {
             dispatch: 4 * token + (4 + 16) * row + here * (token + 8),
             combine: (here + 16 + 4 + 4) * token,
         };
-        assert_eq!(MemoryTraffic::of(&problem, &shape, 4), wanted);
+        let by_expert = MemoryTraffic::of(&problem, &shape, ReceiveLayout::ByExpert, 4);
+        assert_eq!(by_expert, wanted);
+        let view = MemoryTraffic::of(&problem, &shape, ReceiveLayout::View, 4);
+        assert_eq!(view.dispatch, 4 * token + 4 * row);
+        assert_eq!(view.combine, (16 + 16 + 4 + 4) * token);
     }
 }

@@ -130,6 +130,7 @@ fn time(
             shared_expert: options == Options::SharedExpert,
             ..config
         },
+        config.max_tokens_per_rank,
         options,
     );
     let mut bench = rig.processes.agree(bench)?;

@@ -11,6 +11,8 @@ use crate::rig::Dice;
 pub struct Damage<'a> {
     /// Shape of the communicator.
     pub shape: &'a Shape,
+    /// Layout of the window.
+    pub window: Window,
     /// The round that is to be damaged.
     pub epoch: u64,
     /// Tokens of each rank in it.
@@ -58,7 +60,7 @@ impl Damage<'_> {
 
     /// Signals of this round, with values that are mostly possible. Without `fresh` some of them.
     fn signals(&mut self, fresh: bool) {
-        let window = Window::of(self.shape);
+        let window = self.window;
         let one_in = if fresh {
             1
         } else {
@@ -100,11 +102,7 @@ impl Damage<'_> {
 
     /// Headers of all rows: experts of any rank and ordinals that are mostly possible, and any weight.
     fn headers(&mut self) {
-        let (shape, window, row) = (
-            self.shape,
-            Window::of(self.shape),
-            DispatchRow::of(self.shape),
-        );
+        let (shape, window, row) = (self.shape, self.window, DispatchRow::of(self.shape));
         for source in (0..shape.ranks).map(Rank) {
             for token in 0..shape.max_tokens_per_rank {
                 let at = window.dispatch_row(source, token).plus(row.header);
@@ -145,7 +143,7 @@ impl Damage<'_> {
 
     /// Words of bare rows that have come, or not.
     fn inline_rows(&mut self) {
-        let window = Window::of(self.shape);
+        let window = self.window;
         let one_in = self.dice.pick(&[1, 2, 64]);
         for at in (window.inline_start..window.inline_start + window.inline_bytes).step_by(4) {
             let held = self.word(at);

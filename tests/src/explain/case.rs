@@ -99,6 +99,7 @@ impl Case {
             phase,
             grid,
             self.common.shape.spans_nodes(),
+            ferry::ReceiveLayout::ByExpert,
         )
     }
 
@@ -112,6 +113,7 @@ impl Case {
             Phase::Fused,
             grid,
             spans_nodes,
+            false,
         )
     }
 }

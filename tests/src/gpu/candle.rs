@@ -24,7 +24,9 @@ use super::Suite;
 use super::on_devices::{self, Case, Devices};
 use crate::formats::Layout;
 use crate::rig::{self, factors};
-use crate::verify::{Compared, Oracle, POISON, Placement, RankOutputs, Received, compare_rows};
+use crate::verify::{
+    Compared, Contents, Oracle, POISON, Placement, RankOutputs, Received, compare_rows,
+};
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 24;
@@ -111,7 +113,7 @@ fn combine_of(
     expert_rows: &Tensor,
     sums: &Tensor,
 ) -> Result<(), Error> {
-    let capacity = memory.rows.tokens.dims()[0];
+    let capacity = memory.rows.src_info.dims()[0];
     let count = memory.x.dims()[0];
     // SAFETY: as in `dispatch_of`.
     let mut lease = unsafe { Lease::new(communicator.device(), &memory.gpu)? };
@@ -177,10 +179,10 @@ impl Memory {
 
     /// Contents of the tensors, after their stream.
     fn outputs(&self, format: TokenFormat) -> Result<RankOutputs> {
-        let rows = &self.rows;
+        let (rows, by_expert) = (&self.rows, "rows by expert");
         let capacity = Capacity {
-            rows: rows.tokens.dim(0)?,
-            scale_blocks: 0,
+            rows: rows.src_info.dim(0)?,
+            ..Capacity::default()
         };
         let scales = rows.scales.as_ref().map(bytes_of).transpose()?;
         let received = Received {
@@ -189,12 +191,12 @@ impl Memory {
                 hidden: HIDDEN,
                 capacity,
             },
-            tokens: bytes_of(&rows.tokens)?,
+            tokens: bytes_of(rows.tokens.as_ref().expect(by_expert))?,
             scales: scales.unwrap_or_default(),
             scales_offsets: Vec::new(),
             row_scales: Vec::new(),
-            row_offsets: rows.row_offsets.to_vec1()?,
-            expert_ids: rows.expert_ids.to_vec1()?,
+            row_offsets: (rows.row_offsets.as_ref().expect(by_expert)).to_vec1()?,
+            expert_ids: (rows.expert_ids.as_ref().expect(by_expert)).to_vec1()?,
             src_info: pairs(&rows.src_info.flatten_all()?.to_vec1()?),
         };
         let last = self.framed.dim(0)? - 1;
@@ -202,7 +204,8 @@ impl Memory {
         let [before, behind] = beyond;
         Ok(RankOutputs {
             rank: self.number,
-            received,
+            received: Contents::ByExpert(received),
+            combined_weights: Vec::new(),
             combined: self.combined()?.flatten_all()?.to_vec1()?,
             beyond: [before?, behind?].concat(),
         })
@@ -310,7 +313,7 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
         memory,
     } in &mut *ranks
     {
-        let (number, capacity) = (memory.number, memory.rows.tokens.dim(0)?);
+        let (number, capacity) = (memory.number, memory.rows.src_info.dim(0)?);
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
         combine_of(communicator, memory, &answers, &memory.combined()?)?;
@@ -372,7 +375,8 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
-    let enqueue = |rank: &Rank| experts.enqueue(&rank.memory.rows.tokens);
+    let enqueue =
+        |rank: &Rank| experts.enqueue(rank.memory.rows.tokens.as_ref().expect("rows by expert"));
     let answers = ranks
         .iter()
         .map(enqueue)

@@ -81,19 +81,17 @@ impl Rank {
                 lease.tensor(&memory.topk_ids, [TOKENS, TOP_K])?,
             )
         };
-        let output = DispatchOutput {
-            tokens: lease.tensor(&mut memory.tokens, [rows, HIDDEN])?,
-            scales: None,
-            row_scales: None,
-            row_offsets: lease.tensor(&mut memory.row_offsets, [groups + 1])?,
-            expert_ids: lease.tensor(&mut memory.expert_ids, [groups])?,
-            src_info: lease.tensor(&mut memory.src_info, [rows, 2])?,
-        };
+        let output = DispatchOutput::by_expert(
+            lease.tensor(&mut memory.tokens, [rows, HIDDEN])?,
+            lease.tensor(&mut memory.row_offsets, [groups + 1])?,
+            lease.tensor(&mut memory.expert_ids, [groups])?,
+            lease.tensor(&mut memory.src_info, [rows, 2])?,
+        );
         let sums = CombineOutput::Summed(lease.tensor(&mut memory.combined, [TOKENS, HIDDEN])?);
         let stream = lease.stream();
         self.communicator.dispatch(stream, &input, &output)?;
         self.communicator
-            .combine(stream, &CombineInput::new(output.tokens), &sums)?;
+            .combine(stream, &CombineInput::new(output.tokens.unwrap()), &sums)?;
         Ok(())
     }
 

@@ -75,19 +75,17 @@ impl Memory {
         let mut lease = unsafe { Lease::new(rank.device(), &self.stream)? };
         let x = lease.tensor(&self.x, [TOKENS, HIDDEN])?;
         let topk_ids = lease.tensor(&self.topk_ids, [TOKENS, TOP_K])?;
-        let output = DispatchOutput {
-            tokens: lease.tensor(&mut self.tokens, [rows, HIDDEN])?,
-            scales: None,
-            row_scales: None,
-            row_offsets: lease.tensor(&mut self.row_offsets, [local + 1])?,
-            expert_ids: lease.tensor(&mut self.expert_ids, [local])?,
-            src_info: lease.tensor(&mut self.src_info, [rows, 2])?,
-        };
+        let output = DispatchOutput::by_expert(
+            lease.tensor(&mut self.tokens, [rows, HIDDEN])?,
+            lease.tensor(&mut self.row_offsets, [local + 1])?,
+            lease.tensor(&mut self.expert_ids, [local])?,
+            lease.tensor(&mut self.src_info, [rows, 2])?,
+        );
         let input = DispatchInput::new(x, topk_ids);
         let sums = lease.tensor(&mut self.combined, [TOKENS, HIDDEN])?;
         let stream = lease.stream();
         rank.dispatch(stream, &input, &output)?;
-        let expert_rows = CombineInput::new(output.tokens);
+        let expert_rows = CombineInput::new(output.tokens.unwrap());
         rank.combine(stream, &expert_rows, &CombineOutput::Summed(sums))?;
         Ok(stream)
     }

@@ -84,6 +84,7 @@ impl Spreadable {
             capacity: Capacity {
                 rows: tokens * top_k,
                 scale_blocks: tokens * top_k / 128 + experts,
+                ..Capacity::default()
             },
             split,
             apart: !self.weights,

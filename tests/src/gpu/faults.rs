@@ -85,7 +85,7 @@ fn small_output(suite: &mut Suite<'_>) -> Result<Outcome> {
     let problem = problem(suite, 2);
     let capacity = Capacity {
         rows: 7,
-        scale_blocks: 0,
+        ..Capacity::default()
     };
     let placements = Placement::of(&problem, TokenFormat::Bf16, Compared::ALL);
     let capacities = vec![capacity; suite.ranks()];

@@ -132,7 +132,7 @@ fn capture(device: &Arc<CudaDevice>, communicator: &mut Communicator) -> Result<
     let stream = device.stream()?;
     let graph = device.capture(stream, || {
         communicator.dispatch(stream, &input, &output)?;
-        let rows = CombineInput::new(output.tokens);
+        let rows = CombineInput::new(output.tokens.unwrap());
         communicator.combine(stream, &rows, &combined)
     })?;
     // SAFETY: only the graph uses the tensors, and it is never launched.

@@ -84,7 +84,7 @@ impl Turns {
         // All tokens to one rank: the graph is replayed with data that nobody has counted.
         let capacity = Capacity {
             rows: 8 * tokens * suite.ranks(),
-            scale_blocks: 0,
+            ..Capacity::default()
         };
         let config = Config {
             p2p_world_size: Some(of.p2p_world_size),

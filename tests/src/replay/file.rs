@@ -1,6 +1,5 @@
 //! The files of a replay: tensors in, tensors out.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,9 +8,11 @@ use ferry_reference::{Problem, RankInput, bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
+use super::rows;
+use super::stored::{Stored, Tensors, bytes_of};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
-use crate::verify::{RankOutputs, Received};
+use crate::verify::{Contents, RankOutputs, Received};
 
 /// Contents of a file.
 pub struct Given {
@@ -27,6 +28,8 @@ pub struct Given {
     pub shared_scale: Option<f32>,
     /// Rows that combine adds, by rank, if the file has them.
     pub residual: Option<Vec<Vec<bf16>>>,
+    /// Rows that the sums of rows begin with, by rank, if the file has them.
+    pub initial: [Option<Vec<Vec<bf16>>>; 2],
 }
 
 /// Reads a file.
@@ -86,6 +89,8 @@ const X: &[&str; 2] = &["tokens", "hidden"];
 const ENTRIES: &[&str; 2] = &["tokens", "top_k"];
 /// Prefix of the names of rows that combine adds.
 const RESIDUAL: &str = "residual.";
+/// Prefixes of the names of rows that the sums of rows begin with.
+const INITIAL: [&str; 2] = ["initial.", "second_initial."];
 
 /// One more than the highest rank that a tensor named `prefix` and a number belongs to. The
 /// highest, not the first gap: a rank behind a gap would be dropped without a word.
@@ -109,13 +114,13 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     let scale = tensor(&file, "expert_scale", Dtype::F32, &["experts"])?;
     let scale = values(&scale, f32::from_le_bytes);
     let weighted = ranks_of(&file, "topk_weights.")?;
-    let ranks = ranks_of(&file, "x.")?
-        .max(ranks_of(&file, "topk_ids.")?)
-        .max(weighted)
-        .max(ranks_of(&file, RESIDUAL)?);
+    let mut ranks = weighted;
+    for prefix in ["x.", "topk_ids.", RESIDUAL, INITIAL[0], INITIAL[1]] {
+        ranks = ranks.max(ranks_of(&file, prefix)?);
+    }
     let input_scale = parse_input_scale(&file)?;
     let hidden = tensor(&file, "x.0", Dtype::BF16, X)?.shape()[1];
-    let top_k = tensor(&file, "topk_ids.0", Dtype::I32, ENTRIES)?.shape()[1];
+    let top_k = tensor(&file, "topk_ids.0", type_of_ids(&file, 0), ENTRIES)?.shape()[1];
     let weights = weighted > 0;
     let inputs = (0..ranks)
         .map(|rank| parse_rank(&file, rank, hidden, top_k, weights))
@@ -128,12 +133,12 @@ fn parse(bytes: &[u8]) -> Result<Given> {
         inputs,
     };
     problem.check()?;
-    let residual = match ranks_of(&file, RESIDUAL)? {
-        0 => None,
-        _ => Some(parse_residual(&file, &problem)?),
-    };
     Ok(Given {
-        residual,
+        residual: parse_rows(&file, &problem, RESIDUAL)?,
+        initial: [
+            parse_rows(&file, &problem, INITIAL[0])?,
+            parse_rows(&file, &problem, INITIAL[1])?,
+        ],
         problem,
         scale,
         weights,
@@ -142,15 +147,46 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     })
 }
 
-/// Every rank's, as many rows as it has tokens.
-fn parse_residual(file: &SafeTensors<'_>, problem: &Problem) -> Result<Vec<Vec<bf16>>> {
+/// Every rank's rows of this name, as many as it has tokens; `None` if no rank has any.
+fn parse_rows(
+    file: &SafeTensors<'_>,
+    problem: &Problem,
+    prefix: &str,
+) -> Result<Option<Vec<Vec<bf16>>>> {
+    if ranks_of(file, prefix)? == 0 {
+        return Ok(None);
+    }
     let inputs = problem.inputs.iter().enumerate();
     let of_rank = |(rank, input): (usize, &RankInput)| {
         let sizes = [input.tokens, problem.hidden];
-        let view = sized(file, &format!("{RESIDUAL}{rank}"), Dtype::BF16, X, sizes)?;
+        let view = sized(file, &format!("{prefix}{rank}"), Dtype::BF16, X, sizes)?;
         Ok(values(&view, bf16::from_le_bytes))
     };
-    inputs.map(of_rank).collect()
+    inputs.map(of_rank).collect::<Result<_>>().map(Some)
+}
+
+/// Type of a rank's expert ids: i64 if the file has these, else i32.
+fn type_of_ids(file: &SafeTensors<'_>, rank: usize) -> Dtype {
+    match file.tensor(&format!("topk_ids.{rank}")) {
+        Ok(view) if view.dtype() == Dtype::I64 => Dtype::I64,
+        _ => Dtype::I32,
+    }
+}
+
+/// A rank's expert ids.
+fn parse_ids(file: &SafeTensors<'_>, rank: usize, sizes: [usize; 2]) -> Result<Vec<i32>> {
+    let name = format!("topk_ids.{rank}");
+    let dtype = type_of_ids(file, rank);
+    let view = sized(file, &name, dtype, ENTRIES, sizes)?;
+    if dtype == Dtype::I32 {
+        return Ok(values(&view, i32::from_le_bytes));
+    }
+    let wide = values(&view, i64::from_le_bytes);
+    let narrow = wide.iter().map(|&id| {
+        let narrow = i32::try_from(id).ok();
+        narrow.with_context(|| format!("tensor {name}: there is no expert {id}"))
+    });
+    narrow.collect()
 }
 
 fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {
@@ -212,7 +248,7 @@ fn parse_rank(
     let tokens = x.shape()[0];
     let x = sized(file, &named("x"), Dtype::BF16, X, [tokens, hidden])?;
     let entries = [tokens, top_k];
-    let ids = sized(file, &named("topk_ids"), Dtype::I32, ENTRIES, entries)?;
+    let topk_ids = parse_ids(file, rank, entries)?;
     let topk_weights = if weights {
         let view = sized(file, &named("topk_weights"), Dtype::F32, ENTRIES, entries)?;
         values(&view, f32::from_le_bytes)
@@ -222,33 +258,41 @@ fn parse_rank(
     Ok(RankInput {
         tokens,
         x: values(&x, bf16::from_le_bytes),
-        topk_ids: values(&ids, i32::from_le_bytes),
+        topk_ids,
         topk_weights,
     })
 }
 
-/// A tensor: type, shape, bytes.
-type Stored = (Dtype, Vec<usize>, Vec<u8>);
-
-/// Tensors by name.
-pub type Tensors = HashMap<String, Stored>;
-
-fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
-}
-
 /// Tensors that a rank's round left, without the rows that are not in use.
 pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> Tensors {
-    let (rank, received) = (output.rank, &output.received);
-    let rows = rows(received);
-    let (tokens, hidden) = (problem.inputs[rank].tokens, problem.hidden);
-    let info = bytes_of(received.src_info[..rows].as_flattened(), i32::to_le_bytes);
+    let rank = output.rank;
+    let (tokens, hidden, top_k) = (problem.inputs[rank].tokens, problem.hidden, problem.top_k);
+    let mut all = match &output.received {
+        Contents::ByExpert(received) => tensors_by_expert(received, settings),
+        Contents::Rows(rows) => rows::tensors(rows, settings),
+    };
     let sums = bytes_of(&output.combined, bf16::to_le_bytes);
     let combined = if settings.how() == Return::Apart {
-        vec![tokens, problem.top_k, hidden]
+        vec![tokens, top_k, hidden]
     } else {
         vec![tokens, hidden]
     };
+    all.push(("combined", (Dtype::BF16, combined, sums)));
+    if settings.config.combine_weights {
+        let weights = bytes_of(&output.combined_weights, u32::to_le_bytes);
+        let weights = (Dtype::F32, vec![tokens, top_k], weights);
+        all.push(("combined_weights", weights));
+    }
+    let named = all.into_iter();
+    named
+        .map(|(name, tensor)| (format!("{name}.{rank}"), tensor))
+        .collect()
+}
+
+/// Outputs of a dispatch by expert, with their names.
+fn tensors_by_expert(received: &Received, settings: &Settings) -> Vec<(&'static str, Stored)> {
+    let rows = rows(received);
+    let info = bytes_of(received.src_info[..rows].as_flattened(), i32::to_le_bytes);
     let words = |words: &[u32]| {
         let bytes = bytes_of(words, u32::to_le_bytes);
         (Dtype::U32, vec![words.len()], bytes)
@@ -262,7 +306,6 @@ pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> 
             (Dtype::I32, vec![received.expert_ids.len()], ids),
         ),
         ("src_info", (Dtype::I32, vec![rows, 2], info)),
-        ("combined", (Dtype::BF16, combined, sums)),
     ];
     let format = settings.config.format;
     if format.sizes().group > 0 {
@@ -275,10 +318,7 @@ pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> 
         let inverses = bytes_of(&received.row_scales[..rows], u16::to_le_bytes);
         all.push(("row_scales", (Dtype::BF16, vec![rows], inverses)));
     }
-    let named = all.into_iter();
-    named
-        .map(|(name, tensor)| (format!("{name}.{rank}"), tensor))
-        .collect()
+    all
 }
 
 /// Rows that are in use, padding included.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ferry::ReceiveLayout;
 use ferry::simulator::{Lost, Options as Machine};
 use ferry::*;
 use ferry_reference::workload::Routing;
@@ -11,6 +12,7 @@ use super::dice::Dice;
 use super::inputs::{Return, problem};
 use super::options::Options;
 use super::settings::Settings;
+use super::specials;
 use crate::formats;
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
@@ -68,6 +70,24 @@ pub struct Case {
     pub finish: Option<Options>,
     /// Outputs hold fewer rows, or blocks of scales, than come: the seed says how many.
     pub short: bool,
+    /// Value of the plan's configuration.
+    pub receive: ReceiveLayout,
+    /// Value of the plan's configuration.
+    pub transposed_scales: bool,
+    /// Value of the plan's configuration.
+    pub clear_absent: bool,
+    /// Value of the plan's configuration.
+    pub combine_weights: bool,
+    /// Tensors that the sums of rows that stayed as they came begin with.
+    pub initial: [bool; 2],
+    /// Bit `r`: the expert ids of rank `r` are i64, if the plan's kernels take these.
+    pub wide_ids: u64,
+    /// Bit `r`: rank `r` gives no weights, so that all are 1.
+    pub unweighted: u64,
+    /// Tokens and weights have values that are not numbers, or mean something on the way.
+    pub specials: bool,
+    /// Whether the host waits after each dispatch to read the view.
+    pub reads_views: bool,
 }
 
 impl Case {
@@ -100,6 +120,15 @@ impl Case {
             options: false,
             finish: None,
             short: false,
+            receive: ReceiveLayout::ByExpert,
+            transposed_scales: false,
+            clear_absent: false,
+            combine_weights: false,
+            initial: [false; 2],
+            wide_ids: 0,
+            unweighted: 0,
+            specials: false,
+            reads_views: false,
         }
     }
 
@@ -131,6 +160,17 @@ impl Case {
             .cycle()
             .take(self.ranks)
             .collect();
+        for (rank, input) in problem.inputs.iter_mut().enumerate() {
+            if self.specials {
+                let mut dice = Dice::new(self.seed ^ (round * 64 + rank) as u64);
+                let rows = input.x.chunks_mut(self.hidden);
+                rows.for_each(|row| specials::put_numbers(&mut dice, row));
+                specials::put_weights(&mut dice, &mut input.topk_weights);
+            }
+            if self.is_unweighted(rank) {
+                input.topk_weights.fill(1.0);
+            }
+        }
         problem
     }
 
@@ -179,6 +219,15 @@ impl Case {
         }
     }
 
+    /// Rows of the outputs of a rank that needs room for `needed` rows, which stay as they came.
+    pub fn received_rows(&self, needed: usize, dice: &mut Dice) -> usize {
+        match self.receive {
+            ReceiveLayout::Compact if self.short => dice.below(needed + 1),
+            ReceiveLayout::Compact => needed + self.spare_rows,
+            _ => needed,
+        }
+    }
+
     /// The plan's configuration.
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied().unwrap_or(0);
@@ -191,7 +240,12 @@ impl Case {
             shared_expert: self.shared_expert,
             skip_a2a: self.skip_a2a,
             specialise: self.specialise,
-            options: !self.skip_a2a && (self.options || self.counted.is_some()),
+            options: !self.skip_a2a
+                && (self.options || !self.receive.keeps_rows() && self.counted.is_some()),
+            receive: self.receive,
+            transposed_scales: self.transposed_scales,
+            clear_absent: self.clear_absent,
+            combine_weights: self.combine_weights,
             ..Config::new(
                 self.experts,
                 self.top_k,
@@ -201,11 +255,25 @@ impl Case {
         }
     }
 
+    /// Whether the expert ids of a rank are i64.
+    pub fn has_wide_ids(&self, rank: usize) -> bool {
+        let config = self.config();
+        let has_options = config.options || config.shared_expert || config.skip_a2a;
+        let takes_both = has_options || config.receive.keeps_rows();
+        takes_both && self.wide_ids >> rank & 1 != 0
+    }
+
+    /// Whether a rank gives no weights.
+    pub const fn is_unweighted(&self, rank: usize) -> bool {
+        self.unweighted >> rank & 1 != 0
+    }
+
     /// Settings of a session whose outputs hold what these problems bring, and the spare rows.
     pub fn settings(&self, config: Config, problems: &[Problem]) -> Settings {
         let settings = Settings {
             split: self.is_split(0),
             apart: self.how == Return::Apart,
+            wide_ids: self.has_wide_ids(0),
             ..Settings::of(config, problems)
         };
         settings.with_spare(self.spare_rows, self.spare_rows)
@@ -243,7 +311,11 @@ fn short_of(mut needed: Capacity, shared: usize, alignment: usize, dice: &mut Di
             scale_blocks,
             ..needed
         },
-        _ => Capacity { rows, scale_blocks },
+        _ => Capacity {
+            rows,
+            scale_blocks,
+            ..needed
+        },
     };
     // Rows without a block of scales are refused.
     let least = usize::from(drawn.rows > 0);

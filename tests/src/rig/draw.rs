@@ -54,8 +54,16 @@ pub fn any_case(seed: u64) -> Case {
         // Rows that stay apart are not added to.
         shared_expert: dice.below(3) == 0 && how != Return::Apart,
         counted: dice.pick(&[None, None, Some(0), Some(3)]),
+        wide_ids: wide_ids(seed),
         ..Case::small(seed)
     }
+}
+
+/// Draws which ranks' expert ids are i64, apart from all else.
+fn wide_ids(seed: u64) -> u64 {
+    let mut dice = Dice::new(seed ^ 0x6936_3469);
+    let bits = dice.bits();
+    dice.pick(&[0, u64::MAX, bits])
 }
 
 /// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
@@ -85,13 +93,14 @@ pub fn local_case(seed: u64) -> Case {
         spare_rows: dice.below(3),
         shared_expert: dice.below(3) == 0 && how != Return::Apart,
         skip_a2a: true,
+        wide_ids: wide_ids(seed),
         warps: 1 + machine.below(8) as u32,
         stall_one_in: machine.pick(&[0, 8, 64]),
         ..Case::small(seed)
     }
 }
 
-fn any_routing(dice: &mut Dice) -> Routing {
+pub(super) fn any_routing(dice: &mut Dice) -> Routing {
     match dice.below(4) {
         0 => Routing::Uniform,
         1 => Routing::Zipf { exponent: 1.0 },

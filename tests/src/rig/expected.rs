@@ -1,12 +1,16 @@
 //! Oracle's outcome of a round of a case.
 
 use ferry::{Capacity, ScaleLayout, layout::Region};
-use ferry_reference::{CombineMode, Problem, apply_expert_scale, combine_with, dispatch, share_of};
+use ferry_reference::{
+    CombineMode, Finish, Problem, apply_expert_scale, combine_with, dispatch, share_of,
+};
 
 use super::case::Case;
 use super::dice::Dice;
+use super::expected_rows::ExpectedRows;
 use super::inputs::{Return, factors};
 use super::options::{Options, Subject};
+use super::specials;
 use crate::verify::{Compared, Oracle, Placement, without_overflow};
 
 /// Outcome that a round must have, on the ranks that are compared.
@@ -18,6 +22,8 @@ pub struct Expected {
     pub capacities: Vec<Capacity>,
     /// Bytes of the results, by rank.
     pub wanted: Vec<Vec<u8>>,
+    /// Everything else, if rows stay as they came.
+    pub rows: Option<ExpectedRows>,
 }
 
 /// Tokens of which each has a result, and the experts that they go to.
@@ -93,6 +99,10 @@ impl Share {
 impl Expected {
     /// Works out a round of a case with these inputs, at least for `ranks`.
     pub fn of(case: &Case, problem: &Problem, round: usize, ranks: &[usize]) -> Self {
+        let problem = &match case.specials {
+            true => specials::arrived(problem),
+            false => problem.clone(),
+        };
         let scale = factors(case.experts, round);
         let compared = Compared::with_shared(case.shared_expert);
         let here = case.experts / case.ranks;
@@ -126,10 +136,34 @@ impl Expected {
             shares,
             capacities: vec![Capacity::default(); case.ranks],
             wanted: vec![Vec::new(); case.ranks],
+            rows: None,
         };
-        expected.draw_capacities(round);
-        expected.work_out(round);
+        if case.receive.keeps_rows() {
+            expected.work_out_rows(problem, round, &scale);
+        } else {
+            expected.draw_capacities(round);
+            expected.work_out(round);
+        }
         expected
+    }
+
+    fn work_out_rows(&mut self, problem: &Problem, round: usize, scale: &[f32]) {
+        let finish = |rank| match &self.case.finish {
+            Some(options) => options.draw(&self.subject(round, rank)).finish,
+            None => Finish::NONE,
+        };
+        let finish: Vec<_> = (0..self.case.ranks).map(finish).collect();
+        let (rows, combined) = ExpectedRows::of(&self.case, problem, round, scale, &finish);
+        let capacities = rows.capacities.iter().enumerate();
+        self.capacities = capacities
+            .map(|(rank, &rows)| Capacity {
+                rows,
+                wide_ids: self.case.has_wide_ids(rank),
+                ..Capacity::default()
+            })
+            .collect();
+        self.wanted = combined;
+        self.rows = Some(rows);
     }
 
     fn draw_capacities(&mut self, round: usize) {
@@ -187,6 +221,9 @@ impl Expected {
 
     /// Answers of a rank's experts, as far as its outputs hold rows.
     pub fn answers(&self, rank: usize) -> Vec<ferry_reference::bf16> {
+        if let Some(rows) = &self.rows {
+            return rows.answers[rank].clone();
+        }
         let (share, index) = self.share(rank).expect("a rank that is compared");
         let capacity = self.capacities[rank];
         let held: Placement = share
@@ -199,6 +236,10 @@ impl Expected {
     /// Returns what a rank's outputs lack, if anything: rows, or else blocks of scales; how many come, and
     /// how many they hold.
     pub fn lacks(&self, rank: usize) -> Option<(Region, usize, usize)> {
+        if let Some(rows) = &self.rows {
+            let (sent, held) = rows.lacks(rank)?;
+            return Some((Region::Output, sent, held));
+        }
         let (oracle, index) = self.oracle(rank);
         let (needed, given) = (oracle.placement(index).capacity(), self.capacities[rank]);
         if needed.rows > given.rows {

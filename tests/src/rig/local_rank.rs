@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use ferry::{
-    CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error, Rank, Stream,
-    Tensor,
+    Capacity, CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error,
+    Rank, Stream, Tensor, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
 use super::inputs::Return;
 use super::settings::{Settings, Turn};
 use super::tensors::{Memory, Room, Tensors, resize};
-use crate::verify::{POISON, Placement, RankOutputs, Received};
+use crate::verify::{
+    Contents, POISON, Placement, RankOutputs, Received, RowLayout, Rows, Viewed, read_view,
+};
 
 /// A rank that this process drives.
 pub struct LocalRank {
@@ -30,6 +32,10 @@ pub struct LocalRank {
     row_weights: Option<DevicePtr>,
     /// Added by combine, if there is something.
     steps: Option<CombineSteps>,
+    /// Rows that sums begin with.
+    initial: [Option<Tensor<2>>; 2],
+    /// Rows of the last view that was read.
+    viewed: Option<Viewed>,
 }
 
 impl LocalRank {
@@ -40,7 +46,11 @@ impl LocalRank {
     ) -> Result<Self, Error> {
         let room = Room {
             rows: settings.config.max_tokens_per_rank,
-            capacity: settings.capacity,
+            capacity: Capacity {
+                wide_ids: settings.wide_ids,
+                ..settings.capacity
+            },
+            wide_ids: settings.wide_ids,
             how: settings.how(),
             element: DataType::Bf16,
             counted: settings.counted,
@@ -66,6 +76,8 @@ impl LocalRank {
             memory,
             row_weights: None,
             steps: None,
+            initial: [None; 2],
+            viewed: None,
         })
     }
 
@@ -112,12 +124,13 @@ impl LocalRank {
         let rows = tensors.input.x.dims[0];
         tensors.combined = self.slots[turn.into].combined;
         resize(&mut tensors.combined, rows);
-        if turn.returns {
-            tensors.expert_rows.expert_rows = tensors.output.tokens;
+        if let Some(tokens) = tensors.output.tokens.filter(|_| turn.returns) {
+            tensors.expert_rows.expert_rows = tokens;
         }
         let capacity = self.settings.capacity.rows;
         tensors.expert_rows.row_weights =
             (self.row_weights).map(|at| Tensor::contiguous(at, DataType::F32, [capacity]));
+        tensors.expert_rows.initial = self.initial;
         if let Some(steps) = self.steps {
             tensors.expert_rows.epilogue = CombineEpilogue::Steps(steps);
         }
@@ -162,8 +175,8 @@ impl LocalRank {
     /// too. `shared`: the shared expert's factor.
     pub(super) fn answer_received(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
         let (output, hidden) = (&self.slots[0].output, self.settings.config.hidden);
-        let offsets: Vec<u32> = self.device.download_tensor(&output.row_offsets)?;
-        let mut rows: Vec<bf16> = self.device.download_tensor(&output.tokens)?;
+        let received = Received::download(&*self.device, output, TokenFormat::Bf16)?;
+        let (offsets, mut rows) = (received.row_offsets, elements(&received.tokens));
         let local_experts = offsets.len() - 1 - usize::from(shared.is_some());
         let factors = shared.iter().chain(&scale[self.number() * local_experts..]);
         for (pair, factor) in offsets.windows(2).zip(factors) {
@@ -173,6 +186,32 @@ impl LocalRank {
             }
         }
         self.slots[0].answer(&*self.device, &rows)
+    }
+
+    /// Puts the experts' answers to the rows that were received and stayed as they came: to their ids,
+    /// weights and sources, and if they are BF16 to their elements, else to those of their tokens.
+    pub(super) fn answer_rows(
+        &mut self,
+        communicator: &Communicator,
+        problem: &Problem,
+        scale: &[f32],
+    ) -> Result<(), Error> {
+        let (output, hidden) = (&self.slots[0].output, problem.hidden);
+        let layout = RowLayout::of(&self.settings.config, output.src_info.dims[0]);
+        self.viewed = match layout.is_view() {
+            true => Some(read_view(&*self.device, &communicator.view()?, &layout)?),
+            false => None,
+        };
+        let rows = Rows::download(&*self.device, output, layout, self.viewed.as_ref())?;
+        let arrived = match layout.format {
+            TokenFormat::Bf16 => Some(elements(&rows.tokens)),
+            _ => None,
+        };
+        let answers = rows.answers(scale, self.number(), |row, source, token| match &arrived {
+            Some(arrived) => &arrived[row * hidden..][..hidden],
+            None => &problem.inputs[source].x[token * hidden..][..hidden],
+        });
+        self.slots[0].answer(&*self.device, &answers)
     }
 
     /// Gives combines from now on the router's weights of the experts' rows.
@@ -203,6 +242,19 @@ impl LocalRank {
         Ok(())
     }
 
+    /// Begins combines' sums from now on with rows.
+    pub(super) fn give_initial(&mut self, initial: [Option<&[bf16]>; 2]) -> Result<(), Error> {
+        let hidden = self.settings.config.hidden;
+        for (index, rows) in initial.into_iter().enumerate() {
+            if let Some(rows) = rows {
+                let at = self.upload_new(None, rows)?;
+                let dims = [rows.len() / hidden, hidden];
+                self.initial[index] = Some(Tensor::contiguous(at, DataType::Bf16, dims));
+            }
+        }
+        Ok(())
+    }
+
     /// Uploads values to a place for as many, or to new memory.
     fn upload_new<T: Pod>(
         &mut self,
@@ -224,13 +276,18 @@ impl LocalRank {
 
     /// Outputs of the first turn.
     pub(super) fn outputs(&self) -> Result<RankOutputs, Error> {
-        let (first, format) = (&self.slots[0], self.settings.config.format);
-        let mut combined = first.result(&*self.device)?;
-        let beyond = combined.split_off(self.result_bytes(0));
+        let (first, config) = (&self.slots[0], &self.settings.config);
+        let (device, viewed) = (&*self.device, self.viewed.as_ref());
+        let mut combined = first.result(device)?;
+        let mut beyond = combined.split_off(self.result_bytes(0));
+        let mut weights = first.returned_weights(device)?;
+        let others = weights.split_off((self.tokens[0] * config.top_k).min(weights.len()));
+        beyond.extend_from_slice(bytemuck::cast_slice(&others));
         Ok(RankOutputs {
             rank: self.number(),
-            received: Received::download(&*self.device, &first.output, format)?,
+            received: Contents::download(device, &first.output, config, viewed)?,
             combined: elements(&combined),
+            combined_weights: weights,
             beyond,
         })
     }

@@ -8,7 +8,11 @@ mod dice;
 #[cfg(feature = "suites")]
 mod draw;
 #[cfg(feature = "suites")]
+mod draw_rows;
+#[cfg(feature = "suites")]
 mod expected;
+#[cfg(feature = "suites")]
+mod expected_rows;
 #[cfg(feature = "suites")]
 mod graphs;
 mod inputs;
@@ -21,6 +25,8 @@ mod own;
 mod run;
 mod session;
 mod settings;
+#[cfg(feature = "suites")]
+mod specials;
 mod tensors;
 
 #[cfg(feature = "suites")]
@@ -28,6 +34,7 @@ pub use {
     case::Case,
     dice::Dice,
     draw::{any_case, gpu_case, inline_case, local_case},
+    draw_rows::{ROW_FORMATS, ROW_LAYOUTS, any_rows_case, rows_case, some_keep_rows},
     graphs::Graphs,
     options::Options,
     own::run_own,

@@ -3,9 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ferry::ReceiveLayout;
 use ferry::layout::Kernel;
 use ferry::simulator::SimulatorError;
 use ferry::*;
+use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, RankInput};
 
 use super::case::Case;
@@ -13,7 +15,7 @@ use super::expected::Expected;
 use super::inputs::Return;
 use super::tensors::{HALVES, Memory, Room, Tensors};
 use crate::formats::INPUT_SCALE;
-use crate::verify::{POISON, Received};
+use crate::verify::{Contents, POISON, RowLayout, Viewed, read_view};
 
 /// End of a run for a rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +51,14 @@ pub struct Run {
     pub input_faults: Vec<Fault>,
     /// Oracle's outcome of each round.
     pub expected: Vec<Expected>,
+    /// Views that the rounds have, `[round][rank]`.
+    views: Vec<Vec<Option<Seen>>>,
+}
+
+/// A view, and its rows if they were read.
+struct Seen {
+    view: View,
+    rows: Option<Viewed>,
 }
 
 impl Run {
@@ -104,10 +114,14 @@ impl Run {
             tensors,
             input_faults: Vec::new(),
             expected,
+            views: Vec::new(),
         };
         for round in 0..run.tensors.len() {
             for half in 0..HALVES {
                 run.enqueue(round, half);
+                if half == 1 && case.receive == ReceiveLayout::View {
+                    run.look_at_views(round);
+                }
                 if case.synchronize {
                     let (waits, ends) = (half >= 1, half >= 3);
                     run.synchronize(round + usize::from(waits), round + usize::from(ends));
@@ -131,6 +145,26 @@ impl Run {
                 Err(error) => panic!("{:?}: rank {r}: {error}", self.case),
             }
         }
+    }
+
+    /// Notes where the views of a round are. If the case reads views, waits for all ranks and does so.
+    fn look_at_views(&mut self, round: usize) {
+        if self.case.reads_views {
+            self.synchronize(round + 1, round);
+        }
+        let look = |r: usize| {
+            if self.outcomes[r] != Outcome::Finished || self.case.absent == Some(r) {
+                return None;
+            }
+            let (rank, output) = (&self.ranks[r], &self.tensors[round][r].output);
+            let layout = RowLayout::of(rank.plan().config(), output.src_info.dims[0]);
+            let view = rank.view().unwrap();
+            let device = &**rank.device();
+            let rows = (self.case.reads_views).then(|| read_view(device, &view, &layout).unwrap());
+            Some(Seen { view, rows })
+        };
+        let seen = (0..self.ranks.len()).map(look).collect();
+        self.views.push(seen);
     }
 
     /// Waits for each rank, which has enqueued so many dispatches and combines.
@@ -191,16 +225,24 @@ impl Run {
             for round in 0..combined {
                 self.compare_combine(round, r);
             }
+            if combined == self.tensors.len() {
+                self.compare_ended_view(r);
+            }
         }
     }
 
     /// Compares as [`compare`](Self::compare) does, if nothing went wrong but that outputs were made too
-    /// small; and closes.
+    /// small, or experts listed twice; and closes.
     pub fn expect_success(self) {
         for outcome in &self.outcomes {
             assert_eq!(*outcome, Outcome::Finished, "{:?}", self.case);
         }
-        let is_meant = |fault: &Fault| self.case.short && fault.kind == FaultKind::OutputTooSmall;
+        let is_meant = |fault: &Fault| match fault.kind {
+            FaultKind::OutputTooSmall => self.case.short,
+            // Only reported, and only by debug checks.
+            FaultKind::DuplicateExpert => self.case.routing == Routing::Duplicates,
+            _ => false,
+        };
         let faults = self.input_faults.iter().filter(|fault| !is_meant(fault));
         let faults: Vec<_> = faults.collect();
         assert!(faults.is_empty(), "{faults:?}: {:?}", self.case);
@@ -219,11 +261,26 @@ impl Run {
         }
     }
 
-    fn compare_dispatch(&self, round: usize, r: usize) {
+    /// View of a rank's dispatch, if it has one.
+    pub fn view(&self, round: usize, r: usize) -> Option<View> {
+        let seen = self.views.get(round)?[r].as_ref()?;
+        Some(seen.view)
+    }
+
+    /// Contents of the outputs of a rank's dispatch, with the view of it that was read.
+    pub fn contents(&self, round: usize, r: usize) -> Contents {
         let (rank, output) = (&self.ranks[r], &self.tensors[round][r].output);
-        let received = Received::download(&**rank.device(), output, self.case.format).unwrap();
-        let (oracle, number) = self.expected[round].oracle(number(rank));
-        let result = oracle.verify_dispatch(number, &received);
+        let seen = self.views.get(round).and_then(|seen| seen[r].as_ref());
+        let viewed = seen.and_then(|seen| seen.rows.as_ref());
+        Contents::download(&**rank.device(), output, rank.plan().config(), viewed).unwrap()
+    }
+
+    fn compare_dispatch(&self, round: usize, r: usize) {
+        let (oracle, number) = self.expected[round].oracle(number(&self.ranks[r]));
+        let result = match &self.contents(round, r) {
+            Contents::ByExpert(received) => oracle.verify_dispatch(number, received),
+            Contents::Rows(rows) => oracle.verify_rows(number, rows),
+        };
         result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
     }
 
@@ -249,6 +306,48 @@ impl Run {
             "combine wrote behind the tokens: {}",
             about()
         );
+        if let Some(rows) = &self.expected[round].rows {
+            let found = tensors.returned_weights(&**rank.device()).unwrap();
+            let wanted = rows.combined_weights(number(rank));
+            let (own, others) = found.split_at(wanted.len().min(found.len()));
+            assert_eq!(own, wanted, "weights: {}", about());
+            let poison = u32::from_ne_bytes([POISON; 4]);
+            let is_poison = others.iter().all(|&word| word == poison);
+            assert!(is_poison, "combine wrote behind the weights: {}", about());
+        }
+    }
+
+    /// Checks, if the case has debug checks, that a view that has ended is all ones in its rows' payload and
+    /// scales.
+    fn compare_ended_view(&self, r: usize) {
+        let round = self.tensors.len() - 1;
+        let seen = self.views.get(round).and_then(|seen| seen[r].as_ref());
+        let Some(seen) = seen.filter(|_| self.case.debug_checks) else {
+            return;
+        };
+        let rank = &self.ranks[r];
+        let Contents::Rows(rows) = self.contents(round, r) else {
+            return;
+        };
+        let ended = read_view(&**rank.device(), &seen.view, &rows.layout).unwrap();
+        let parts = [
+            (&ended.tokens, rows.layout.row_bytes()),
+            (&ended.scales, rows.layout.scale_bytes()),
+            (&ended.row_scales, rows.layout.row_scale_bytes()),
+        ];
+        for (row, source, token) in rows.present() {
+            for (part, width) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
+                let is_over = part[row * width..(row + 1) * width]
+                    .iter()
+                    .all(|&byte| byte == 0xff);
+                assert!(
+                    is_over,
+                    "token {token} of rank {source} is still there after combine: rank {}, {:?}",
+                    number(rank),
+                    self.case
+                );
+            }
+        }
     }
 }
 
@@ -274,6 +373,7 @@ fn tensors_of(
         element: (case.finish).map_or(DataType::Bf16, |options| options.element.into()),
         counted: case.counted.is_some(),
         input_scale: Some(INPUT_SCALE),
+        wide_ids: case.has_wide_ids(number),
         lead: if case.skip_a2a { lead(case.seed) } else { 0 },
     };
     let mut tensors = Tensors::new(rank, room, &mut Memory::default(), None)?;
@@ -282,6 +382,23 @@ fn tensors_of(
     if case.skip_a2a && case.how != Return::Reduced {
         // In exact mode combine's count.
         tensors.input.topk_weights = None;
+    }
+    if case.is_unweighted(number) {
+        tensors.input.topk_weights = None;
+    }
+    if let Some(rows) = &expected.rows {
+        let initial = rows.initial[number].each_ref();
+        tensors.expert_rows.initial = initial.map(|given| {
+            given.as_ref().map(|given| {
+                let dims = [given.len() / case.hidden, case.hidden];
+                device.upload_tensor(dims, given).unwrap()
+            })
+        });
+        if case.combine_weights {
+            let dims = [expected.capacities[number].rows, case.top_k];
+            let weights = device.upload_tensor(dims, &rows.weights[number])?;
+            tensors.expert_rows.received_weights = Some(weights);
+        }
     }
     if let Some(options) = &case.finish {
         let subject = expected.subject(round, number);

@@ -94,6 +94,10 @@ impl Session {
     /// [`round`](Self::round). Synchronises.
     pub fn run_experts(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
         let config = &self.settings.config;
+        if config.receive.keeps_rows() {
+            let mut ranks = self.ranks.iter_mut().zip(&self.communicators);
+            return ranks.try_for_each(|(rank, own)| rank.answer_rows(own, problem, scale));
+        }
         let shared = config.shared_expert.then_some(self.shared_factor);
         let placements = Placement::of_config(problem, config, self.shared_factor);
         for rank in &mut self.ranks {
@@ -127,6 +131,16 @@ impl Session {
     pub fn add_steps(&mut self, residual: &[Vec<bf16>], biased: bool) -> Result<(), Error> {
         let mut ranks = self.ranks.iter_mut();
         ranks.try_for_each(|rank| rank.give_steps(&residual[rank.number()], biased))
+    }
+
+    /// Begins the sums of all later combines with rows, if there are any: by rank, BF16 `[tokens, hidden]`,
+    /// as many tokens in each round. Rows stay as they came. Synchronises.
+    pub fn begin_with(&mut self, initial: &[Option<Vec<Vec<bf16>>>; 2]) -> Result<(), Error> {
+        self.ranks.iter_mut().try_for_each(|rank| {
+            let number = rank.number();
+            let own = initial.each_ref();
+            rank.give_initial(own.map(|rows| rows.as_ref().map(|rows| &rows[number][..])))
+        })
     }
 
     /// Makes each [round](Self::round) in calls of all local ranks from now on, or in one of each.

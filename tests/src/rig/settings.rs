@@ -1,7 +1,8 @@
 //! Settings of sessions, and their turns.
 
+use ferry::ReceiveLayout;
 use ferry::{Capacity, CombineMode, Config};
-use ferry_reference::Problem;
+use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
 use crate::formats::{self, INPUT_SCALE};
@@ -25,12 +26,24 @@ pub struct Settings {
     /// Whether the device says how many tokens there are. Every tensor has as many rows as the plan allows
     /// then. The plan has options.
     pub counted: bool,
+    /// Whether expert ids are i64.
+    pub wide_ids: bool,
 }
 
 impl Settings {
     /// Fused calls in which rows are summed, and outputs that hold what these problems bring.
     pub fn of(config: Config, problems: &[Problem]) -> Self {
-        let needed = |problem| largest(&Placement::of_config(problem, &config, SHARED_FACTOR));
+        let needed = |problem: &Problem| {
+            if config.receive.keeps_rows() {
+                let ranks = 0..problem.ranks;
+                let rows = ranks.map(|rank| rows_for(problem, rank, &config)).max();
+                return Capacity {
+                    rows: rows.unwrap_or(0),
+                    ..Capacity::default()
+                };
+            }
+            largest(&Placement::of_config(problem, &config, SHARED_FACTOR))
+        };
         let needed = problems.iter().map(needed);
         Self {
             config,
@@ -40,12 +53,20 @@ impl Settings {
             weights: true,
             input_scale: Some(INPUT_SCALE),
             counted: false,
+            wide_ids: false,
         }
     }
 
     /// The same with so many rows and blocks of scales more.
     #[must_use]
     pub fn with_spare(self, rows: usize, scale_blocks: usize) -> Self {
+        let has_places = matches!(
+            self.config.receive,
+            ReceiveLayout::View | ReceiveLayout::Strided
+        );
+        if has_places {
+            return self;
+        }
         let capacity = formats::with_spare_rows(self.capacity, self.config.format, rows);
         Self {
             capacity: Capacity {
@@ -63,6 +84,16 @@ impl Settings {
             CombineMode::Exact if self.apart => Return::Apart,
             CombineMode::Exact => Return::Exact,
         }
+    }
+}
+
+/// Rows that outputs must hold for those that stay as they came.
+pub(super) fn rows_for(problem: &Problem, rank: usize, config: &Config) -> usize {
+    match config.receive {
+        ReceiveLayout::Compact => {
+            receive_rows(problem, rank, RowNumbers::Compact { capacity: 0 }).sent
+        }
+        _ => problem.ranks * config.max_tokens_per_rank,
     }
 }
 

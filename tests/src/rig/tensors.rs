@@ -27,6 +27,8 @@ pub struct Room {
     pub input_scale: Option<f32>,
     /// Whether the device says how many tokens there are.
     pub counted: bool,
+    /// Whether expert ids are i64. The capacity says so, too.
+    pub wide_ids: bool,
     /// Elements of memory before the expert ids, which are read otherwise unless they begin at a multiple of
     /// 16 bytes.
     pub lead: usize,
@@ -72,8 +74,14 @@ impl Tensors {
             Ok::<_, Error>(at)
         };
         let x = Tensor::contiguous(alloc(2 * rows * hidden)?, DataType::Bf16, [rows, hidden]);
-        let ids = alloc(4 * (room.lead + rows * top_k))?.plus(4 * room.lead as u64);
-        let ids = Tensor::contiguous(ids, DataType::I32, [rows, top_k]);
+        let id = if room.wide_ids {
+            DataType::I64
+        } else {
+            DataType::I32
+        };
+        let width = id.bits() as usize / 8;
+        let ids = alloc(width * (room.lead + rows * top_k))?.plus((width * room.lead) as u64);
+        let ids = Tensor::contiguous(ids, id, [rows, top_k]);
         let weights = Tensor::contiguous(alloc(4 * rows * top_k)?, DataType::F32, [rows, top_k]);
         let scale = Tensor::contiguous(alloc(4)?, DataType::F32, [1]);
         let is_scaled = matches!(plan.config().format, TokenFormat::Nvfp4(_));
@@ -92,11 +100,22 @@ impl Tensors {
             }
         };
         let each = if room.how == Return::Apart { top_k } else { 1 };
-        let element = room.element.bits() as usize / 8;
-        let bytes = ((rows * each + 1) * hidden * element).max(16) as u64;
-        let combined = device.alloc(bytes)?;
-        device.fill(combined, POISON, bytes)?;
-        memory.written.push(combined);
+        let mut result = |row_bytes: usize| {
+            let bytes = ((rows * each + 1) * row_bytes).max(16) as u64;
+            let at = device.alloc(bytes)?;
+            device.fill(at, POISON, bytes)?;
+            memory.written.push(at);
+            Ok::<_, Error>(at)
+        };
+        let combined = result(hidden * (room.element.bits() as usize / 8))?;
+        let returned = match plan.config().combine_weights {
+            true => Some(Tensor::contiguous(
+                result(4 * top_k)?,
+                DataType::F32,
+                [rows, top_k],
+            )),
+            false => None,
+        };
         Ok(Self {
             input: DispatchInput {
                 topk_weights: Some(weights),
@@ -107,14 +126,19 @@ impl Tensors {
             output,
             expert_rows: CombineInput {
                 topk_weights: (room.how == Return::Exact).then_some(weights),
+                received_weights: output.weights.filter(|_| returned.is_some()),
                 ..CombineInput::new(expert_rows)
             },
-            combined: match room.how {
-                Return::Apart => {
+            combined: match (room.how, returned) {
+                (_, Some(weights)) => {
+                    let combined = Tensor::contiguous(combined, room.element, [rows, hidden]);
+                    CombineOutput::Weighted { combined, weights }
+                }
+                (Return::Apart, None) => {
                     let dims = [rows, top_k, hidden];
                     CombineOutput::Apart(Tensor::contiguous(combined, room.element, dims))
                 }
-                _ => {
+                (_, None) => {
                     let dims = [rows, hidden];
                     CombineOutput::Summed(Tensor::contiguous(combined, room.element, dims))
                 }
@@ -137,7 +161,7 @@ impl Tensors {
         device.upload(self.input.x.at, bytemuck::cast_slice(&x))?;
         let slots = tokens * top_k;
         let ids = [&input.topk_ids[..slots], &vec![0; more * top_k]].concat();
-        device.upload(self.input.topk_ids.at, bytemuck::cast_slice(&ids))?;
+        self.put_ids(device, &ids)?;
         let given = &input.topk_weights[..slots];
         let weights = [given, &vec![f32::NAN; more * top_k]].concat();
         if let Some(at) = self.input.topk_weights.or(self.expert_rows.topk_weights) {
@@ -148,6 +172,17 @@ impl Tensors {
         }
         self.resize(rows);
         Ok(())
+    }
+
+    /// Uploads expert ids in the type that the tensor has.
+    pub fn put_ids(&self, device: &dyn Device, ids: &[i32]) -> Result<(), Error> {
+        let ids_tensor = &self.input.topk_ids;
+        if ids_tensor.data_type == DataType::I64 {
+            let wide: Vec<i64> = ids.iter().copied().map(i64::from).collect();
+            device.upload(ids_tensor.at, bytemuck::cast_slice(&wide))
+        } else {
+            device.upload(ids_tensor.at, bytemuck::cast_slice(ids))
+        }
     }
 
     /// Gives inputs and results so many rows.
@@ -174,6 +209,14 @@ impl Tensors {
     pub fn result(&self, device: &dyn Device) -> Result<Vec<u8>, Error> {
         let at = self.combined.rows().at;
         download(device, at, at.bytes() as usize)
+    }
+
+    /// Memory of the weights that come back, all of it; empty if none do. Synchronises, but not with other
+    /// streams.
+    pub fn returned_weights(&self, device: &dyn Device) -> Result<Vec<u32>, Error> {
+        self.combined.weights().map_or(Ok(Vec::new()), |weights| {
+            download(device, weights.at, weights.at.bytes() as usize / 4)
+        })
     }
 
     /// Enqueues a half call of all local ranks: see [`enqueue`](Self::enqueue).
@@ -223,6 +266,10 @@ impl Tensors {
 pub const fn resize(combined: &mut CombineOutput, rows: usize) {
     match combined {
         CombineOutput::Summed(sums) => sums.dims[0] = rows,
+        CombineOutput::Weighted { combined, weights } => {
+            combined.dims[0] = rows;
+            weights.dims[0] = rows;
+        }
         CombineOutput::Apart(apart) => apart.dims[0] = rows,
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use ferry::Config;
 
-use super::tally::Tally;
+use super::tally::{Tally, name_of};
 use super::{Course, LONGEST, SoakArgs, conclude};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::rig::{Case, Dice, Session, factors, gpu_case};
+use crate::rig::{Case, Dice, Session, factors, gpu_case, some_keep_rows};
 use crate::sharing;
 use crate::verify::{Compared, Oracle};
 
@@ -102,7 +102,7 @@ fn work(course: &Course, open: &mut OpenGroup) -> Result<()> {
 
 /// Rounds of a seed's shape, each compared. Collective.
 pub fn shape(open: &mut OpenGroup, seed: u64, rounds: usize) -> Result<Tally> {
-    let case = gpu_case(seed, open.group.ranks() as usize);
+    let case = some_keep_rows(gpu_case(seed, open.group.ranks() as usize));
     let outcome = rounds_of(open, &case, rounds);
     outcome.with_context(|| format!("{case:?}"))
 }
@@ -134,7 +134,7 @@ fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> 
             .verify(config.combine, !settings.apart, &outputs)
             .with_context(context)?;
         let most = case.tokens[which].iter().copied().max().unwrap_or(0);
-        tally.add(&Tally::of_round(&format!("{:?}", case.format), most));
+        tally.add(&Tally::of_round(&name_of(case), most));
         Ok(())
     });
     open.agree(result)?;

@@ -3,10 +3,21 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use ferry::ReceiveLayout;
 use serde::Serialize;
+
+use crate::rig::Case;
 
 /// Starts of the size classes, in tokens of the rank that has most.
 const SIZES: [usize; 7] = [0, 1, 2, 8, 32, 128, 512];
+
+/// Name of a case's format, and of its layout of received rows unless that is by expert.
+pub fn name_of(case: &Case) -> String {
+    match case.receive {
+        ReceiveLayout::ByExpert => format!("{:?}", case.format),
+        receive => format!("{:?} {receive}", case.format),
+    }
+}
 
 /// Rounds, by format and size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -68,12 +79,12 @@ impl Tally {
 
     /// Table of the rounds.
     pub fn table(&self) -> String {
-        let mut text = format!("{:28}", "rounds, by tokens of a rank");
+        let mut text = format!("{:34}", "rounds, by tokens of a rank");
         for size in 0..SIZES.len() {
             let _ = write!(text, "{:>10}", name(size));
         }
         for (format, sizes) in &self.rounds {
-            let _ = write!(text, "\n{format:28}");
+            let _ = write!(text, "\n{format:34}");
             for count in sizes {
                 let _ = write!(text, "{count:>10}");
             }

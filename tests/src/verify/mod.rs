@@ -1,11 +1,13 @@
 //! The one verifier: compares what rounds left with the oracle, bit for bit, and finds what nothing may have
 //! written.
 
+mod compare_rows;
 mod compared;
 mod mismatch;
 mod oracle;
 mod placement;
 mod received;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -14,5 +16,6 @@ pub use compared::Compared;
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, largest, without_overflow};
-pub use received::{RankOutputs, Received, download};
+pub use received::{Contents, RankOutputs, Received, download, read_view};
+pub use rows::{RowLayout, Rows, Viewed};
 pub use values::{POISON, SHARED_FACTOR};

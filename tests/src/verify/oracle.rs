@@ -10,8 +10,8 @@ use ferry_reference::{
 
 use super::compared::Compared;
 use super::mismatch::{Mismatch, Subject};
-use super::placement::Placement;
-use super::received::{RankOutputs, Received};
+use super::placement::{Placement, thin};
+use super::received::{Contents, RankOutputs, Received};
 use super::values::POISON;
 use crate::formats::{self, Encoded, Images};
 
@@ -29,8 +29,8 @@ pub struct Oracle {
     encoded: Vec<Vec<Encoded>>,
     /// Places of the rows, by rank.
     placements: Vec<Placement>,
-    /// Tokens, by source rank.
-    tokens: Vec<usize>,
+    /// All tokens, of one element each.
+    routing: Problem,
 }
 
 impl Oracle {
@@ -60,11 +60,11 @@ impl Oracle {
                 .collect(),
             encoded: encode(&sample, format, compared.input_scale),
             placements: Placement::of(problem, format, compared),
+            routing: thin(problem, compared.tokens),
             format,
             compared,
             sample,
             expert_rows,
-            tokens,
         }
     }
 
@@ -76,6 +76,11 @@ impl Oracle {
     /// Extent of the comparison.
     pub const fn compared(&self) -> Compared {
         self.compared
+    }
+
+    /// The tokens that are compared, of one element each: quick to route, whatever the hidden size.
+    pub(super) const fn routing(&self) -> &Problem {
+        &self.routing
     }
 
     /// Places of all ranks' rows.
@@ -128,7 +133,13 @@ impl Oracle {
         let combined = self.combined(mode, weights);
         let verify = |output: &RankOutputs| {
             let rank = output.rank;
-            self.verify_dispatch(rank, &output.received)?;
+            match &output.received {
+                Contents::ByExpert(received) => self.verify_dispatch(rank, received)?,
+                Contents::Rows(rows) => {
+                    self.verify_rows(rank, rows)?;
+                    self.verify_returned(rank, &rows.layout, &output.combined_weights)?;
+                }
+            }
             self.verify_combined(rank, &combined[rank], &output.combined)?;
             if output.beyond.iter().all(|&byte| byte == POISON) {
                 Ok(())
@@ -203,7 +214,7 @@ impl Oracle {
             return subject.rows(wanted, given, hidden);
         }
         let width = wanted.len() / self.sample.inputs[rank].tokens.max(1);
-        subject.length(self.tokens[rank] * width, given.len())?;
+        subject.length(self.routing.inputs[rank].tokens * width, given.len())?;
         let found = given.chunks(width.max(1)).step_by(self.compared.step);
         subject.rows(
             wanted,
@@ -213,7 +224,7 @@ impl Oracle {
     }
 
     /// A token of a rank in the format, if its values are compared.
-    fn encoded(&self, source: usize, token: usize) -> Option<&Encoded> {
+    pub(super) fn encoded(&self, source: usize, token: usize) -> Option<&Encoded> {
         let step = self.compared.step;
         token
             .is_multiple_of(step)

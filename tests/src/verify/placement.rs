@@ -56,20 +56,7 @@ impl Placement {
     pub fn of(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Self> {
         let Compared { tokens, shared, .. } = compared;
         let (index, of) = compared.shared_part();
-        let thin = |input: &RankInput| {
-            let tokens = input.tokens.min(tokens);
-            RankInput {
-                tokens,
-                x: vec![bf16::ZERO; tokens],
-                topk_ids: input.topk_ids[..tokens * problem.top_k].to_vec(),
-                topk_weights: input.topk_weights[..tokens * problem.top_k].to_vec(),
-            }
-        };
-        let thin = Problem {
-            hidden: 1,
-            inputs: problem.inputs.iter().map(thin).collect(),
-            ..*problem
-        };
+        let thin = thin(problem, tokens);
         let ranks = match shared {
             None => dispatch(&thin),
             Some(_) => dispatch_with_shared_part(&thin, index, of),
@@ -135,6 +122,7 @@ impl Placement {
         Capacity {
             rows: self.row_offsets.last().copied().unwrap_or(0) as usize,
             scale_blocks: blocks.last().copied().unwrap_or(0),
+            ..Capacity::default()
         }
     }
 
@@ -198,6 +186,24 @@ impl Placement {
             weights[row.position()] = problem.inputs[row.source].topk_weights[slot];
         }
         weights
+    }
+}
+
+/// The first `most` tokens of each rank, of one element each.
+pub(super) fn thin(problem: &Problem, most: usize) -> Problem {
+    let thin = |input: &RankInput| {
+        let tokens = input.tokens.min(most);
+        RankInput {
+            tokens,
+            x: vec![bf16::ZERO; tokens],
+            topk_ids: input.topk_ids[..tokens * problem.top_k].to_vec(),
+            topk_weights: input.topk_weights[..tokens * problem.top_k].to_vec(),
+        }
+    };
+    Problem {
+        hidden: 1,
+        inputs: problem.inputs.iter().map(thin).collect(),
+        ..*problem
     }
 }
 

@@ -1,9 +1,13 @@
 //! Outputs of a round on a rank, on the host.
 
 use bytemuck::Pod;
-use ferry::{Capacity, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, TokenFormat};
+use ferry::{
+    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, Tensor,
+    TokenFormat, View,
+};
 use ferry_reference::bf16;
 
+use super::rows::{RowLayout, Rows, Viewed};
 use crate::formats::{Images, Layout, Place};
 
 /// Contents of the outputs of a rank's dispatch: every tensor, all of it.
@@ -27,14 +31,25 @@ pub struct Received {
     pub src_info: Vec<[i32; 2]>,
 }
 
+/// Contents of the outputs of a rank's dispatch.
+#[derive(PartialEq, Eq)]
+pub enum Contents {
+    /// Rows by expert.
+    ByExpert(Received),
+    /// Rows that stayed as they came.
+    Rows(Rows),
+}
+
 /// Outputs of a round on a rank.
 pub struct RankOutputs {
     /// Number of the rank.
     pub rank: usize,
     /// Outputs of dispatch.
-    pub received: Received,
+    pub received: Contents,
     /// `[tokens, hidden]` or `[tokens, top_k, hidden]`.
     pub combined: Vec<bf16>,
+    /// f32 bits `[tokens, top_k]` of the weights that came back, if any do.
+    pub combined_weights: Vec<u32>,
     /// Bytes after `combined`, where nothing may write. May be empty.
     pub beyond: Vec<u8>,
 }
@@ -46,14 +61,50 @@ pub fn download<T: Pod>(device: &dyn Device, at: DevicePtr, count: usize) -> Res
     Ok(words)
 }
 
+/// A tensor that outputs of this layout have.
+fn present<const N: usize>(tensor: Option<Tensor<N>>) -> Tensor<N> {
+    tensor.expect("a tensor of this receive layout")
+}
+
+impl Contents {
+    /// Downloads the outputs of a dispatch of a plan of `config`, of a view the rows that were read of it, if
+    /// any were. Synchronises, but not with other streams.
+    pub fn download(
+        device: &dyn Device,
+        output: &DispatchOutput,
+        config: &Config,
+        viewed: Option<&Viewed>,
+    ) -> Result<Self, Error> {
+        Ok(if config.receive.keeps_rows() {
+            let layout = RowLayout::of(config, output.src_info.dims[0]);
+            Self::Rows(Rows::download(device, output, layout, viewed)?)
+        } else {
+            Self::ByExpert(Received::download(device, output, config.format)?)
+        })
+    }
+
+    /// Rows by expert.
+    ///
+    /// # Panics
+    /// If they stayed as they came.
+    pub fn by_expert(&self) -> &Received {
+        match self {
+            Self::ByExpert(received) => received,
+            Self::Rows(rows) => panic!("rows by expert, not {}", rows.layout.receive),
+        }
+    }
+}
+
 impl Received {
-    /// Downloads a dispatch's outputs. Synchronises, but not with other streams.
+    /// Downloads a dispatch's outputs, by expert. Synchronises, but not with other streams.
     pub fn download(
         device: &dyn Device,
         output: &DispatchOutput,
         format: TokenFormat,
     ) -> Result<Self, Error> {
-        let [rows, hidden] = output.tokens.dims;
+        let (tokens, row_offsets) = (present(output.tokens), present(output.row_offsets));
+        let expert_ids = present(output.expert_ids);
+        let [rows, hidden] = tokens.dims;
         let (scales, offsets, scale_blocks) = match output.scales {
             None => (None, None, 0),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
@@ -66,10 +117,13 @@ impl Received {
         let layout = Layout {
             format,
             hidden,
-            capacity: Capacity { rows, scale_blocks },
+            capacity: Capacity {
+                rows,
+                scale_blocks,
+                ..Capacity::default()
+            },
         };
-        let tokens = rows * layout.row_bytes();
-        let experts = output.expert_ids.elements();
+        let (experts, offset_count) = (expert_ids.elements(), row_offsets.elements());
         let scales = scales.map(|at| download(device, at, layout.scales_bytes()));
         let offsets = offsets.map(|tensor| download(device, tensor.at, tensor.elements()));
         let row_scales = output
@@ -77,12 +131,12 @@ impl Received {
             .map(|tensor| download(device, tensor.at, rows));
         Ok(Self {
             layout,
-            tokens: download(device, output.tokens.at, tokens)?,
+            tokens: download(device, tokens.at, rows * layout.row_bytes())?,
             scales: scales.transpose()?.unwrap_or_default(),
             scales_offsets: offsets.transpose()?.unwrap_or_default(),
             row_scales: row_scales.transpose()?.unwrap_or_default(),
-            row_offsets: download(device, output.row_offsets.at, output.row_offsets.elements())?,
-            expert_ids: download(device, output.expert_ids.at, experts)?,
+            row_offsets: download(device, row_offsets.at, offset_count)?,
+            expert_ids: download(device, expert_ids.at, experts)?,
             src_info: download(device, output.src_info.at, rows)?,
         })
     }
@@ -100,4 +154,72 @@ impl Received {
             *scale = self.row_scales[at];
         }
     }
+}
+
+impl Rows {
+    /// Downloads a dispatch's outputs, whose rows stayed as they came. Synchronises, but not with other
+    /// streams.
+    pub fn download(
+        device: &dyn Device,
+        output: &DispatchOutput,
+        layout: RowLayout,
+        viewed: Option<&Viewed>,
+    ) -> Result<Self, Error> {
+        let rows = layout.rows;
+        let bytes = |tensor: Option<DevicePtr>, count: usize| {
+            tensor.map_or(Ok(Vec::new()), |at| download::<u8>(device, at, count))
+        };
+        let scales = output.scales.map(|scales| match scales {
+            ScaleTensor::Transposed(tensor) | ScaleTensor::RowMajor(tensor) => tensor.at,
+            ScaleTensor::Tiled { scales, .. } => scales.at,
+        });
+        let ids = present(output.ids);
+        let ids = match ids.data_type {
+            DataType::I64 => download(device, ids.at, ids.elements())?,
+            _ => {
+                let narrow: Vec<i32> = download(device, ids.at, ids.elements())?;
+                narrow.into_iter().map(i64::from).collect()
+            }
+        };
+        let (weights, source_rows) = (present(output.weights), present(output.source_rows));
+        let expert_rows = present(output.expert_rows);
+        let tokens = output.tokens.map(|tensor| tensor.at);
+        let row_scales = output.row_scales.map(|tensor| tensor.at);
+        let mut all = Self {
+            layout,
+            is_read: tokens.is_some(),
+            tokens: bytes(tokens, rows * layout.row_bytes())?,
+            scales: bytes(scales, rows * layout.scale_bytes())?,
+            row_scales: bytes(row_scales, rows * layout.row_scale_bytes())?,
+            ids,
+            weights: download(device, weights.at, weights.elements())?,
+            src_info: download(device, output.src_info.at, rows)?,
+            source_rows: download(device, source_rows.at, source_rows.elements())?,
+            expert_rows: download(device, expert_rows.at, expert_rows.elements())?,
+        };
+        if let Some(viewed) = viewed {
+            all.take_view(viewed);
+        }
+        Ok(all)
+    }
+}
+
+/// Reads the rows of a view out of the window. Synchronises, but not with other streams.
+pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result<Viewed, Error> {
+    let part = |at: Option<DevicePtr>, width: usize| -> Result<Vec<u8>, Error> {
+        let Some(at) = at else {
+            return Ok(Vec::new());
+        };
+        let bytes: Vec<u8> = download(device, at, at.bytes() as usize)?;
+        let rows = bytes.chunks(view.row_stride as usize);
+        Ok(rows.flat_map(|row| row[..width].to_vec()).collect())
+    };
+    Ok(Viewed {
+        tokens: part(Some(view.tokens.at), layout.row_bytes())?,
+        scales: part(view.scales.map(|scales| scales.at), layout.scale_bytes())?,
+        row_scales: part(
+            view.row_scales.map(|scales| scales.at),
+            layout.row_scale_bytes(),
+        )?,
+    })
 }

@@ -3,9 +3,10 @@
 use ferry_build::Package;
 
 /// Packages with a digest of their own.
-pub const DIGESTED: [Package; 4] = [
+pub const DIGESTED: [Package; 5] = [
     Package::Kernels,
     Package::Options,
+    Package::Rows,
     Package::Probes,
     Package::OwnEpilogue,
 ];
@@ -36,6 +37,9 @@ impl CodeGenerator {
             }
             Package::Options | Package::NodeOptions => {
                 ["gpu/options/ptx-digest.txt", "gpu/options/nvvm-digest.txt"]
+            }
+            Package::Rows | Package::NodeRows => {
+                ["gpu/rows/ptx-digest.txt", "gpu/rows/nvvm-digest.txt"]
             }
             Package::Probes => ["gpu/probes/ptx-digest.txt", "gpu/probes/nvvm-digest.txt"],
             Package::OwnEpilogue => [

@@ -79,6 +79,25 @@ impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
         false
     }
 
+    /// Begins with the user's tensors, one after the other.
+    #[inline(always)]
+    fn begin<const DEPTH: usize>(&self, machine: &M, start: u32, end: u32) -> [M::Sums; DEPTH] {
+        let mut sums = [M::Sums::default(); DEPTH];
+        let initial = self.ending.options.rows.initial;
+        for (address, tensor) in initial
+            .into_iter()
+            .zip([Tensor::Initial, Tensor::SecondInitial])
+        {
+            if address != 0 {
+                let row = machine.row(Row::Tensor(tensor, self.token));
+                let tile: [M::Vector; DEPTH] = machine.load_tile(row, start, end, false);
+                sums =
+                    from_fn(|index| machine.add_sums(sums[index], machine.widen_bf16(tile[index])));
+            }
+        }
+        sums
+    }
+
     #[inline(always)]
     fn store<const DEPTH: usize>(
         &self,

@@ -7,6 +7,24 @@ use crate::sync::launch::Launch;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
+use crate::work::received_row::received_row;
+
+/// The expert rows of an item's token, one a top-k slot. Of rows that stayed as they came, the only one is in
+/// slot 0.
+#[inline(always)]
+pub fn read_rows<M: Machine>(
+    launch: &Launch<M>,
+    options: &CombineOptions,
+    item: Item,
+) -> M::Lanes<u32> {
+    if options.rows.is_on == 0 {
+        return read_positions(launch, item);
+    }
+    let row = received_row(launch, options.rows.layout(), item.source, item.token);
+    launch
+        .machine
+        .lanes(|lane| if lane == 0 { row } else { NOT_ROUTED })
+}
 
 /// The output rows of an item's token, one a top-k slot, from [`Table::RowMap`].
 #[inline(always)]
@@ -32,7 +50,7 @@ pub fn slots_here<M: Machine>(machine: &M, args: &CombineArgs, positions: M::Lan
 }
 
 /// Weight of the row at `position`, as bits: from the user's table, or else from `header` in the own window,
-/// as dispatch brought it. For one lane.
+/// as dispatch brought it; 1 for rows that stayed as they came. For one lane.
 #[inline(always)]
 pub fn row_weight<M: Machine>(
     machine: &M,
@@ -41,6 +59,9 @@ pub fn row_weight<M: Machine>(
     position: u32,
     header: ByteOffset,
 ) -> u32 {
+    if options.rows.is_on != 0 {
+        return 1f32.to_bits();
+    }
     if options.row_weights == 0 {
         return machine.read_window(header);
     }

@@ -1,11 +1,12 @@
 //! Combine on the source: the rows that return for a token are summed as they arrive.
 
 use ferry_layout::{
-    CombineArgs, CombineMode, Counter, Kernel, NOT_ROUTED, Rank, Region, Table, Tensor,
-    assignment_index,
+    CombineArgs, CombineMode, CombineOptions, Counter, Kernel, NOT_ROUTED, Rank, Region, Table,
+    Tensor, assignment_index,
 };
 
 use crate::combine::ending::Ending;
+use crate::combine::rows::take_weights;
 use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
 use crate::machine::finishing::{Finish, Rounding};
@@ -26,6 +27,7 @@ use crate::work::ranks::{lane_or_none, ranks_of};
 pub fn reduce_rows<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     tactics: CombineTactics,
     reducer: Option<Partition>,
     ending: impl Ending<M>,
@@ -43,7 +45,7 @@ pub fn reduce_rows<M: Machine>(
                 parts,
             };
             let finish = ending.of_token(launch, args, item.token);
-            reduce_item(launch, args, tactics, item, finish)?;
+            reduce_item(launch, args, options, tactics, item, finish)?;
             index += partition.of;
         }
     }
@@ -82,6 +84,7 @@ pub fn leave_round<M: Machine>(launch: &Launch<M>) {
 fn reduce_item<M: Machine>(
     launch: &Launch<M>,
     args: &CombineArgs,
+    options: &CombineOptions,
     tactics: CombineTactics,
     item: Item,
     finish: impl Finish<M>,
@@ -106,7 +109,11 @@ fn reduce_item<M: Machine>(
             if tactics.wire == Wire::Inline {
                 let row = |slot| window.inline_combine_row(token, slot);
                 let summed = inline::sum(machine, range, slots, tactics.polls_all, row, to, finish);
-                return summed.or_else(|TimedOut { row: slot }| {
+                let taken = summed.and_then(|()| match part {
+                    0 => take_weights(launch, options, token, true, experts),
+                    _ => Ok(()),
+                });
+                return taken.or_else(|TimedOut { row: slot }| {
                     launch.time_out_on(Awaited {
                         peer: nth_rank(ranks, slot),
                         region: Region::CombineRow,
@@ -117,6 +124,10 @@ fn reduce_item<M: Machine>(
             }
             wait_for_slots(launch, item, slots, |slot| nth_rank(ranks, slot))?;
             machine.sum_rows(range, slots, |slot| (at(slot), 1.0), to, finish);
+            if part == 0 {
+                // They have arrived with the rows.
+                let _ = take_weights(launch, options, token, false, experts);
+            }
         }
         CombineMode::Exact => {
             let slots =

@@ -3,14 +3,16 @@
 use ferry_layout::{CombineArgs, CombineOptions, Header, NOT_ROUTED, SENTINEL, Table, Tensor};
 
 use crate::combine::received::{row_weight, slots_here};
-use crate::machine::Machine;
+use crate::combine::rows::{Returned, end_view, return_weights};
 use crate::machine::finishing::Rounding;
 use crate::machine::rows::{ByteRange, Row};
+use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::wire::flagged;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::ranks::{ranks_of, reduced_slot};
+use crate::work::ranks::{lane_or_none, ranks_of, reduced_slot};
+use crate::work::received_row::received_row;
 use crate::work::sub_warps::SubWarps;
 
 /// Sends back a batch of items from item `first` on: those that have come to this rank. Their rows are whole,
@@ -39,10 +41,15 @@ pub fn send_batched<M: Machine>(
     };
     let positions = machine.lanes(|lane| {
         let Item { source, token, .. } = item_of(lane);
-        machine.read(
-            Table::RowMap,
-            shape.row_map_index(source, token, slot_of(lane)),
-        )
+        match (options.rows.is_on, sub_warps.slot(lane)) {
+            (0, _) => machine.read(
+                Table::RowMap,
+                shape.row_map_index(source, token, slot_of(lane)),
+            ),
+            // The only row is in slot 0.
+            (_, 0) => received_row(launch, options.rows.layout(), source, token),
+            _ => NOT_ROUTED,
+        }
     });
     let words =
         machine.lanes(|lane| machine.read_window(place(Header::assignment(slot_of(lane)), lane)));
@@ -77,6 +84,22 @@ pub fn send_batched<M: Machine>(
                 Row::Window(source, to),
                 Rounding,
             );
+            if options.rows.is_on != 0 {
+                let row = machine.broadcast(positions, lane);
+                let of_slot = |slot: u32| (lane + slot).min(LANES - 1);
+                let words = machine.shuffle(words, machine.lanes(of_slot));
+                let experts = machine.lanes(|slot| {
+                    lane_or_none(slot, shape.top_k, || {
+                        shape
+                            .assignment_words()
+                            .decode(machine.own(words, slot))
+                            .expert
+                    })
+                });
+                end_view(launch, options, item_of(lane));
+                let to = Row::Window(source, to);
+                return_weights(launch, args, options, to, Returned { row, experts });
+            }
         }
         item += 1;
     }

@@ -2,7 +2,8 @@
 
 use ferry_layout::{CombineArgs, CombineOptions, Header, Rank, Tensor};
 
-use crate::combine::received::{read_positions, row_weight, slots_here};
+use crate::combine::received::{read_rows, row_weight, slots_here};
+use crate::combine::rows::{Returned, end_view, return_weights};
 use crate::combine::work::Work;
 use crate::machine::Machine;
 use crate::machine::finishing::Rounding;
@@ -35,7 +36,7 @@ pub fn send_reduced<M: Machine>(
             let word = item.map_or(0, |item| Flag { item, slot }.to_word());
             publish_by_block(launch, work, word);
         }
-        (_, Some(item)) => publish(launch, item, slot),
+        (_, Some(item)) => publish(launch, options, item, slot),
         (_, None) => {}
     }
 }
@@ -56,7 +57,7 @@ fn sum_item<M: Machine>(
     let Item { source, token, .. } = item;
     let header = window.dispatch_row(source, token).plus(common.row.header);
     // All loads are issued before any is waited for.
-    let positions = read_positions(launch, item);
+    let positions = read_rows(launch, options, item);
     // The last lanes repeat an assignment rather than branch.
     let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
     let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
@@ -71,6 +72,7 @@ fn sum_item<M: Machine>(
     });
     let here = slots_here(machine, args, positions);
     let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
+    end_view(launch, options, item);
     read();
 
     let to = if wire == Wire::Inline {
@@ -91,12 +93,16 @@ fn sum_item<M: Machine>(
         to,
         Rounding,
     );
+    if item.part == 0 {
+        let row = machine.broadcast(positions, 0);
+        return_weights(launch, args, options, to, Returned { row, experts });
+    }
     slot
 }
 
 /// Flags an item's sum at its source, or puts it there.
 #[inline(always)]
-fn publish<M: Machine>(launch: &Launch<M>, item: Item, slot: u32) {
+fn publish<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item, slot: u32) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let window = &common.window;
     let flag = window.combine_flag(item.flag(), slot);
@@ -112,7 +118,10 @@ fn publish<M: Machine>(launch: &Launch<M>, item: Item, slot: u32) {
             peer: item.source,
             from: window.reduced_staging(item.source, item.token),
             to: window.combine_row(item.token, slot),
-            bytes: common.shape.combine_row_bytes(),
+            bytes: match options.rows.weights {
+                0 => common.shape.combine_row_bytes(),
+                _ => common.shape.weighted_combine_row_bytes(),
+            },
             signal: flag,
             value: epoch.0,
         });

@@ -55,6 +55,12 @@ impl Batch {
         }
     }
 
+    /// Whether a lane has an item.
+    #[inline(always)]
+    pub fn has(&self, lane: u32) -> bool {
+        self.index(lane) < self.items
+    }
+
     #[inline(always)]
     fn index(&self, lane: u32) -> u32 {
         self.first + lane * self.warps
@@ -70,7 +76,7 @@ impl Batch {
     /// presence word has not arrived.
     #[inline(always)]
     pub fn present<M: Machine>(&self, launch: &Launch<M>, lane: u32) -> Option<u32> {
-        if self.index(lane) >= self.items {
+        if !self.has(lane) {
             return Some(0);
         }
         self.extent.parts_here(launch, self.index(lane))

@@ -12,14 +12,14 @@ use crate::work::item::{Item, RowLocation};
 
 /// Waits until the header of an item with inline flags is there, and re-arms it. `words` are the words of its
 /// assignments, complete afterwards. Copies those of an item's first part to the place from which combine
-/// reads them, with the weights.
+/// reads them, with the weights. Returns the weights' words, complete in the first part alone.
 #[inline(always)]
-fn take_header<M: Machine>(
+pub fn take_header<M: Machine>(
     launch: &Launch<M>,
     item: Item,
     from: RowLocation,
     words: &mut M::Lanes<u32>,
-) -> Result<(), TimedOut> {
+) -> Result<M::Lanes<u32>, TimedOut> {
     let (machine, common) = (launch.machine, launch.common);
     let top_k = common.shape.top_k;
     let header = from.row.plus(from.header);
@@ -47,12 +47,12 @@ fn take_header<M: Machine>(
             }
         }
     });
-    Ok(())
+    Ok(weights)
 }
 
 /// The words of the assignments in an item's header. The last lanes repeat an assignment rather than branch.
 #[inline(always)]
-fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lanes<u32> {
+pub fn read_assignments<M: Machine>(launch: &Launch<M>, from: RowLocation) -> M::Lanes<u32> {
     let (machine, last) = (launch.machine, launch.common.shape.top_k - 1);
     let header = from.row.plus(from.header);
     machine.lanes(|lane| machine.read_window(header.plus(Header::assignment(lane.min(last)))))

@@ -37,6 +37,15 @@ pub fn read_assignments<M: Machine>(
     words(launch, route.experts, ranks)
 }
 
+/// The words of a token's assignments without their ranks within experts, for rows that stay as they came.
+#[inline(always)]
+pub fn unnumbered_assignments<M: Machine>(
+    launch: &Launch<M>,
+    route: Route<M::Lanes<u32>>,
+) -> M::Lanes<u32> {
+    words(launch, route.experts, launch.machine.lanes(|_| 0))
+}
+
 /// The words of assignments, one a lane.
 #[inline(always)]
 fn words<M: Machine>(

@@ -1,5 +1,5 @@
 //! Dispatch: every token goes to the ranks of its experts, and every rank puts the received rows in expert
-//! order.
+//! order, or keeps them as they came ([`rows`]).
 
 mod batch;
 pub mod destination;
@@ -11,17 +11,19 @@ pub mod offsets;
 pub mod overflow;
 pub mod receive;
 pub mod route;
+mod rows;
 pub mod scales;
 mod send;
 pub mod shared;
 
 use ferry_layout::{
-    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Kernel, Region, Table,
+    Counter, DispatchArgs, DispatchOptions, Fault, FaultKind, Kernel, ReceiveLayout, Region, Table,
 };
 
 use crate::dispatch::notify::notify;
 use crate::dispatch::numbering::block::SmallBatch;
-use crate::dispatch::receive::receive;
+use crate::dispatch::receive::receive_by_expert;
+use crate::dispatch::rows::receive_rows;
 use crate::dispatch::send::send_items;
 use crate::machine::Machine;
 use crate::sync::launch::{Aborted, Launch};
@@ -41,12 +43,12 @@ pub fn dispatch_async<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::DispatchAsync);
     launch.enter()?;
-    let tactics = tactics_of(&launch, Phase::Send);
+    let tactics = tactics_of(&launch, options, Phase::Send);
     let roles = roles_of(&launch, tactics);
     launch.end(notify_and_send(&launch, args, options, tactics, roles))
 }
 
-/// Waits for all ranks' tokens and puts them in expert order, with offsets and sources.
+/// Waits for all ranks' tokens and puts them in the layout that the options name, with offsets and sources.
 /// After `dispatch_async`, in stream order. Collective.
 #[inline(always)]
 pub fn dispatch_wait<M: Machine>(
@@ -54,12 +56,11 @@ pub fn dispatch_wait<M: Machine>(
     args: &DispatchArgs,
     options: &DispatchOptions,
 ) -> Result<(), Aborted> {
-    let launch = Launch::begin(
-        machine,
-        &args.common,
-        Kernel::DispatchWait,
-        options.tokens_on_device != 0,
-    );
+    let is_counted = options.tokens_on_device != 0;
+    let launch = Launch {
+        varies: options.rows.is_on != 0,
+        ..Launch::begin(machine, &args.common, Kernel::DispatchWait, is_counted)
+    };
     launch.enter()?;
     let position = machine.warp_position();
     let partition = Partition {
@@ -79,13 +80,27 @@ pub fn dispatch<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Dispatch);
     launch.enter()?;
-    let tactics = tactics_of(&launch, Phase::Fused);
+    let tactics = tactics_of(&launch, options, Phase::Fused);
     let roles = roles_of(&launch, tactics);
     let sent = notify_and_send(&launch, args, options, tactics, roles);
     launch.end(sent.and_then(|()| match roles.receiver {
         Some(partition) => receive(&launch, args, options, partition),
         None => Ok(()),
     }))
+}
+
+/// Receives this warp's partition of the items that may arrive.
+#[inline(always)]
+fn receive<M: Machine>(
+    launch: &Launch<M>,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+    partition: Partition,
+) -> Result<(), Aborted> {
+    match options.rows.is_on {
+        0 => receive_by_expert(launch, args, options, partition),
+        _ => receive_rows(launch, args, options, partition),
+    }
 }
 
 /// Begins a launch that numbers assignments. Every block numbers a small batch. The ids are loaded together
@@ -100,11 +115,12 @@ fn begin<'a, M: Machine>(
 ) -> Launch<'a, M> {
     let mut tokens = args.common.tokens;
     // Before the machine waits for earlier kernels, as the arguments are there already.
-    let mut batch = SmallBatch::to_number(args, tokens);
+    let is_wide = options.wide_ids != 0;
+    let mut batch = SmallBatch::to_number(args, tokens, is_wide);
     let mut loading = machine.begin();
     if options.tokens_on_device != 0 {
         tokens = tokens.min(read_tokens(machine));
-        batch = SmallBatch::to_number(args, tokens);
+        batch = SmallBatch::to_number(args, tokens, is_wide);
     }
     let ids = batch.load_ids(machine);
     machine.clear_block();
@@ -116,7 +132,11 @@ fn begin<'a, M: Machine>(
     // After that barrier, as the warp that loads them waits for an answer.
     machine.ask_credits(&mut loading);
     batch.number(machine, ids);
-    Launch::begun(machine, &args.common, kernel, tokens, loading)
+    Launch {
+        wide_ids: is_wide,
+        varies: options.rows.is_on != 0,
+        ..Launch::begun(machine, &args.common, kernel, tokens, loading)
+    }
 }
 
 /// Number of tokens on the device.
@@ -144,15 +164,23 @@ pub fn keep_tokens<M: Machine>(launch: &Launch<M>) {
 }
 
 #[inline(always)]
-fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> DispatchTactics {
+fn tactics_of<M: Machine>(
+    launch: &Launch<M>,
+    options: &DispatchOptions,
+    phase: Phase,
+) -> DispatchTactics {
     let machine = launch.machine;
-    let grid = machine.warp_position().grid();
+    let receive = match options.rows.is_on {
+        0 => ReceiveLayout::ByExpert,
+        _ => options.rows.layout(),
+    };
     DispatchTactics::decide(
         launch.common,
         launch.tokens,
         phase,
-        grid,
+        machine.warp_position().grid(),
         machine.spans_nodes(),
+        receive,
     )
 }
 

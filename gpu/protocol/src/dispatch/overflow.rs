@@ -34,9 +34,22 @@ pub fn settle<M: Machine>(
         true => (Region::Output, args.row_capacity, rows),
         false => (Region::ScaleBlocks, args.block_capacity, blocks),
     };
-    // Recorded in addition to the one input fault of a round: results lack rows, and the user must learn of
-    // it.
-    machine.lanes(|lane| {
+    report(launch, region, wanted, saw);
+    // Each lane reads words that other lanes wrote.
+    machine.converge();
+    let mut most = args.row_capacity as u32;
+    if is_tiled {
+        most = most.min(rows_with_blocks(launch, args, groups));
+    }
+    cut_offsets(launch, groups, most);
+    true
+}
+
+/// Records that `region` has room for `wanted`, and that `saw` arrived: in addition to the one input fault of
+/// a round, as results lack rows, and the user must learn of it.
+#[inline(always)]
+pub fn report<M: Machine>(launch: &Launch<M>, region: Region, wanted: u64, saw: u32) {
+    launch.machine.lanes(|lane| {
         if lane == 0 {
             let fault = Fault {
                 region,
@@ -47,14 +60,6 @@ pub fn settle<M: Machine>(
             launch.record(FaultKind::OutputTooSmall, fault);
         }
     });
-    // Each lane reads words that other lanes wrote.
-    machine.converge();
-    let mut most = args.row_capacity as u32;
-    if is_tiled {
-        most = most.min(rows_with_blocks(launch, args, groups));
-    }
-    cut_offsets(launch, groups, most);
-    true
 }
 
 /// Rows before the first one whose block of scales does not fit in the outputs.

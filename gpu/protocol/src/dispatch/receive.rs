@@ -27,7 +27,7 @@ use crate::work::item::Item;
 use crate::work::partition::Partition;
 
 #[inline(always)]
-pub fn receive<M: Machine>(
+pub fn receive_by_expert<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
     options: &DispatchOptions,
@@ -66,7 +66,7 @@ pub fn receive<M: Machine>(
 
 /// Waits for the token counts of all sources, and refuses counts above the plan's.
 #[inline(always)]
-fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
+pub(super) fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Extent, Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let (shape, window) = (&common.shape, &common.window);
     let mut extent = Extent::NONE;

@@ -4,6 +4,7 @@ use ferry_layout::{
     DispatchArgs, Fault, FaultKind, NOT_ROUTED, Rank, Region, Table, assignment_index,
 };
 
+use crate::dispatch::ids::whole_id;
 use crate::dispatch::numbering::read_expert_id;
 use crate::machine::Machine;
 use crate::sync::launch::Launch;
@@ -99,7 +100,12 @@ pub fn report_invalid<M: Machine>(
             region: Region::TopkIds,
             index: token as u64,
             wanted: experts as u64,
-            saw: machine.own(given, lane) as u64,
+            saw: whole_id(
+                machine,
+                launch.wide_ids,
+                assignment_index(launch.common.shape.top_k, token, lane),
+                machine.own(given, lane),
+            ),
             ..launch.fault()
         });
     }

@@ -65,23 +65,11 @@ pub fn place<M: Machine>(
     ahead: M::Lanes<u32>,
     destinations: Destinations<M::Lanes<u32>>,
 ) -> Result<(), TimedOut> {
-    let (machine, common) = (launch.machine, launch.common);
-    let (mut first, end) = words_of(common, from.range);
-    debug_assert!(
-        end <= common.row.scale_words,
-        "words {first}..{end} of a row"
-    );
-    let stride = stride(&common.shape, args);
-    let mut words = ahead;
-    while first < end {
-        let next = read(launch, from.row, first + LANES, end);
-        let here = || read(launch, from.row, first, end);
-        if from.is_inline {
-            wait_for(machine, &mut words, here, |word| word == SENTINEL)?;
-        }
+    let machine = launch.machine;
+    let stride = stride(&launch.common.shape, args);
+    take(launch, from, ahead, |first, end, values| {
         // Values that all output rows share are computed once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);
-        let values = machine.lanes(|lane| restore_sentinel(machine.own(words, lane)));
         for_each_bit(destinations.here, |k| {
             let start = machine.broadcast(destinations.scales, k) as u64;
             machine.lanes(|lane| {
@@ -91,6 +79,34 @@ pub fn place<M: Machine>(
                 }
             });
         });
+    })
+}
+
+/// Takes the scales of a part of a row, after waiting for them, and re-arms them: calls `put` with the number
+/// of the first word, the end of the words, and a word for each lane from the first on. `ahead` is the result
+/// of [`read_ahead`].
+#[inline(always)]
+pub fn take<M: Machine>(
+    launch: &Launch<M>,
+    from: RowLocation,
+    ahead: M::Lanes<u32>,
+    put: impl Fn(u32, u32, M::Lanes<u32>),
+) -> Result<(), TimedOut> {
+    let (machine, common) = (launch.machine, launch.common);
+    let (mut first, end) = words_of(common, from.range);
+    debug_assert!(
+        end <= common.row.scale_words,
+        "words {first}..{end} of a row"
+    );
+    let mut words = ahead;
+    while first < end {
+        let next = read(launch, from.row, first + LANES, end);
+        let here = || read(launch, from.row, first, end);
+        if from.is_inline {
+            wait_for(machine, &mut words, here, |word| word == SENTINEL)?;
+        }
+        let values = machine.lanes(|lane| restore_sentinel(machine.own(words, lane)));
+        put(first, end, values);
         if from.is_inline {
             let scales = common.row.scales(from.row);
             machine.lanes(|lane| {

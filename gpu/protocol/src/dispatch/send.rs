@@ -6,7 +6,9 @@
 
 use ferry_layout::{Counter, DispatchArgs, Rank, Tensor, TokenFormat};
 
-use crate::dispatch::header::{count_assignments, read_assignments, write_header};
+use crate::dispatch::header::{
+    count_assignments, read_assignments, unnumbered_assignments, write_header,
+};
 use crate::dispatch::numbering::wait_until_numbered;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
@@ -37,7 +39,10 @@ pub fn send_items<M: Machine>(
         let token = index >> parts.trailing_zeros();
         let route = read_route(launch, args, tactics.numbering, token);
         // Before the payload goes out: loads that queue behind its stores take many times as long.
-        let counted = count_assignments(launch, tactics.numbering, route);
+        let counted = match tactics.numbers_rows {
+            true => count_assignments(launch, tactics.numbering, route),
+            false => unnumbered_assignments(launch, route),
+        };
         let item = Item {
             source: common.rank(),
             token,
@@ -48,13 +53,13 @@ pub fn send_items<M: Machine>(
         write_payload(launch, route, location);
         queue.take_ticket();
         let words = match tactics.numbering {
-            Numbering::InBlock => counted,
-            Numbering::Tiles => {
+            Numbering::Tiles if tactics.numbers_rows => {
                 if index < partition.of {
                     wait_until_numbered(launch)?;
                 }
                 read_assignments(launch, route)
             }
+            _ => counted,
         };
         write_header(launch, route, location, item.part, words);
         match wire {

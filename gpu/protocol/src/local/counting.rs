@@ -56,14 +56,17 @@ impl BlockNumbering {
                 let last = self.assignments - VECTOR_IDS;
                 machine.lanes(|lane| {
                     let index = index(step, lane).min(last);
-                    read_id_vector(machine, index as u64)
+                    read_id_vector(machine, self.is_wide, index as u64)
                 })
             }),
             false => from_fn(|step| {
                 let last = self.assignments - 1;
                 machine.lanes(|lane| {
                     let index = index(step, lane);
-                    from_fn(|word| read_id(machine, (index + word as u32).min(last) as u64))
+                    from_fn(|word| {
+                        let index = (index + word as u32).min(last);
+                        read_id(machine, self.is_wide, index as u64)
+                    })
                 })
             }),
         }

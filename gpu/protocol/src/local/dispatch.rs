@@ -41,11 +41,14 @@ pub fn dispatch_local<M: Machine>(
     // up.
     let ids = numbering.load_first_ids(machine);
     let items = tactics.items(common.rank());
-    let mut items = items.map(|item| read_item(machine, args, item));
+    let mut items = items.map(|item| read_item(machine, args, numbering.is_wide, item));
     let first = [items.next(), items.next()];
     machine.clear_block();
     numbering.clear(machine);
-    let launch = Launch::begun(machine, common, Kernel::LocalDispatch, tokens, loading);
+    let launch = Launch {
+        wide_ids: numbering.is_wide,
+        ..Launch::begun(machine, common, Kernel::LocalDispatch, tokens, loading)
+    };
     launch.check()?;
     launch.end(number_and_place(
         &launch, args, options, numbering, ids, first, items,
@@ -144,11 +147,16 @@ impl<L> RoutedItem<L> {
 
 /// Loads the entries of the user's tables for an item's token.
 #[inline(always)]
-fn read_item<M: Machine>(machine: &M, args: &DispatchArgs, item: Item) -> ReadItem<M::Lanes<u32>> {
+fn read_item<M: Machine>(
+    machine: &M,
+    args: &DispatchArgs,
+    is_wide: bool,
+    item: Item,
+) -> ReadItem<M::Lanes<u32>> {
     let top_k = args.common.shape.top_k;
     let given = machine.lanes(|lane| {
         lane_or_none(lane, top_k, || {
-            read_id(machine, assignment_index(top_k, item.token, lane))
+            read_id(machine, is_wide, assignment_index(top_k, item.token, lane))
         })
     });
     ReadItem {

@@ -68,6 +68,8 @@ pub struct BlockNumbering {
     keeps: bool,
     /// Whether ids are read as vectors: their table begins and ends at the ends of vectors.
     pub has_vectors: bool,
+    /// Whether ids are i64.
+    pub is_wide: bool,
     /// Experts of this rank.
     pub experts: u32,
     /// Id of the first of them. It is subtracted from ids; no other rank's expert becomes one of this rank's
@@ -90,6 +92,7 @@ impl BlockNumbering {
         Self {
             assignments,
             has_vectors: has_vectors(args, assignments),
+            is_wide: options.wide_ids != 0,
             first: first_token * top_k,
             end: (first_token + tactics.own_tokens) * top_k,
             keeps: tactics.keeps,
@@ -157,7 +160,7 @@ impl BlockNumbering {
     fn expert<M: Machine>(self, machine: &M, index: u32) -> u32 {
         match self.keeps_ids() {
             true => machine.load_block(self.at_id(index)),
-            false => self.local(read_id(machine, index as u64)),
+            false => self.local(read_id(machine, self.is_wide, index as u64)),
         }
     }
 
@@ -273,6 +276,7 @@ mod tests {
                 end: assignments,
                 keeps: true,
                 has_vectors: false,
+                is_wide: false,
                 experts,
                 first_expert: 0,
             };

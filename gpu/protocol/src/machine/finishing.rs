@@ -41,6 +41,13 @@ pub trait Finishing: Tiles + Sized {
 pub trait Finish<T: Tiles> {
     /// Whether sums are only rounded to BF16. Constant for each type.
     fn is_rounding(&self) -> bool;
+    /// Sums with which those of a tile begin: +0, unless there is something to begin with. The tile begins at
+    /// byte `start` of a row in BF16, which ends at byte `end`.
+    #[inline(always)]
+    fn begin<const DEPTH: usize>(&self, machine: &T, start: u32, end: u32) -> [T::Sums; DEPTH] {
+        let _ = (machine, start, end);
+        [T::Sums::default(); DEPTH]
+    }
     /// Stores the sums of a tile that begins at byte `start` of a row in BF16 to the row `to`, and nothing
     /// from byte `end` on. Not called if it [`is_rounding`](Self::is_rounding).
     fn store<const DEPTH: usize>(

@@ -129,6 +129,8 @@ pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishi
     fn write(&self, table: Table, index: u64, value: u32);
     /// Writes a half word of a table: `index` counts half words. For one lane.
     fn write_half(&self, table: Table, index: u64, value: u16);
+    /// Adds one to a word of a table, which other warps may do at the same time. For one lane.
+    fn increment(&self, table: Table, index: u64);
     /// Reads a 4-byte word of a row in the own window, which a peer may be writing. For one lane.
     fn read_window(&self, at: ByteOffset) -> u32;
     /// Writes a 4-byte word of a row in the own window. For one lane.

@@ -26,6 +26,10 @@ pub struct Launch<'a, M> {
     /// Tokens of this rank in this round.
     pub tokens: u32,
     pub epoch: Epoch,
+    /// Whether the user's expert ids are i64: false unless the launch reads them.
+    pub wide_ids: bool,
+    /// Whether launches of the communicator have different numbers of blocks. A constant.
+    pub varies: bool,
 }
 
 /// The object of a lane's wait, for the record.
@@ -72,6 +76,8 @@ impl<'a, M: Machine> Launch<'a, M> {
             kernel,
             tokens,
             epoch: Epoch::after(machine.peek(Counter::Finished)),
+            wide_ids: false,
+            varies: false,
         }
     }
 

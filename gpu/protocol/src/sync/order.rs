@@ -19,7 +19,8 @@ impl<M: Machine> Launch<'_, M> {
     ///   whatever other blocks of this launch have done, the loaded word is of an earlier launch.
     /// - Launches of a communicator follow each other in stream order, and all have the same number of blocks
     ///   ([`ferry_layout::Kernel::blocks`]), each of which leaves its word. So the loaded word is of the
-    ///   launch before, all blocks load the same, and all or none refuse.
+    ///   launch before, all blocks load the same, and all or none refuse. If the number varies, a block also
+    ///   leaves the words of blocks that this launch does not have, which none of its blocks reads.
     /// - A block that begins after its launch has aborted leaves nothing. Later launches find `Aborted`.
     #[inline(always)]
     pub fn enter(&self) -> Result<(), Aborted> {
@@ -32,7 +33,7 @@ impl<M: Machine> Launch<'_, M> {
         }
         let position = machine.warp_position();
         if position.index + 1 == position.in_block {
-            machine.leave_launch(LastLaunch::of(self.epoch, self.kernel));
+            machine.leave_launch(LastLaunch::of(self.epoch, self.kernel), self.varies);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Decisions of dispatch.
 
-use ferry_layout::{Common, Shape, TokenFormat};
+use ferry_layout::{Common, ReceiveLayout, Shape, TokenFormat};
 
 use crate::machine::LANES;
 use crate::machine::position::Grid;
@@ -15,6 +15,8 @@ pub struct DispatchTactics {
     pub parts: u32,
     /// Numbering of this rank's assignments.
     pub numbering: Numbering,
+    /// Whether headers carry the ranks of assignments within their experts, which number output rows.
+    pub numbers_rows: bool,
     /// Whether this rank's rows travel with inline flags.
     is_inline: bool,
     /// Whether some ranks are on other nodes.
@@ -31,7 +33,8 @@ pub struct DispatchTactics {
 
 impl DispatchTactics {
     /// Decides for a launch in `phase`, on `grid`, with `tokens` tokens of this rank. `common` has the plan's
-    /// sizes. `spans_nodes`: whether the kernel is the one that reaches other nodes.
+    /// sizes. `spans_nodes`: whether the kernel is the one that reaches other nodes. `receive`: the layout of
+    /// received rows.
     #[inline(always)]
     pub fn decide(
         common: &Common,
@@ -39,6 +42,7 @@ impl DispatchTactics {
         phase: Phase,
         grid: Grid,
         spans_nodes: bool,
+        receive: ReceiveLayout,
     ) -> Self {
         let shape = &common.shape;
         let parts = common.row.parts(tokens);
@@ -56,7 +60,8 @@ impl DispatchTactics {
                 true => ByteRange::part(common.row.payload_bytes, 0, parts).end,
                 false => 0,
             },
-            receives: phase == Phase::Fused,
+            // Rows of a view are where they belong once they have arrived.
+            receives: phase == Phase::Fused && receive != ReceiveLayout::View,
         };
         let Warps {
             split,
@@ -66,6 +71,7 @@ impl DispatchTactics {
         Self {
             parts,
             numbering,
+            numbers_rows: !receive.keeps_rows(),
             is_inline,
             spans_nodes,
             items: work.items,
@@ -117,7 +123,7 @@ struct Work {
     is_whole: bool,
     /// Bytes of the payload of the first item, if it travels with inline flags; else 0.
     inline_bytes: u32,
-    /// Whether the launch then receives.
+    /// Whether the launch then moves rows that arrive.
     receives: bool,
 }
 

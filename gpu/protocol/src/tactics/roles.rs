@@ -145,7 +145,7 @@ impl CombineRoles {
 mod tests {
     use std::vec::Vec;
 
-    use ferry_layout::{Common, ScaleLayout, Shape, TokenFormat};
+    use ferry_layout::{Common, ReceiveLayout, ScaleLayout, Shape, TokenFormat};
 
     use super::*;
     use crate::machine::position::Grid;
@@ -193,7 +193,14 @@ mod tests {
     }
 
     fn dispatch_roles(common: &Common, phase: Phase, grid: Grid) -> (Split, Vec<DispatchRoles>) {
-        let tactics = DispatchTactics::decide(common, common.tokens, phase, grid, false);
+        let tactics = DispatchTactics::decide(
+            common,
+            common.tokens,
+            phase,
+            grid,
+            false,
+            ReceiveLayout::ByExpert,
+        );
         let items = common.tokens * tactics.parts;
         let roles = positions(grid).map(|position| DispatchRoles::of(tactics, position, items));
         (tactics.split, roles.collect())
@@ -274,7 +281,7 @@ mod tests {
                 let extent = Extent { tokens, parts };
                 for phase in [Phase::Send, Phase::Wait, Phase::Fused] {
                     let tactics =
-                        CombineTactics::decide(&common, tokens, extent, phase, grid, false);
+                        CombineTactics::decide(&common, tokens, extent, phase, grid, false, false);
                     let roles: Vec<_> = positions(grid)
                         .map(|position| CombineRoles::of(tactics, position))
                         .collect();

@@ -204,7 +204,9 @@ pub fn sum<T: Tiles + Deadline>(
 ) -> Result<(), TimedOut> {
     let mut start = range.start;
     while start < range.end {
-        sum_tile(machine, range, start, rows, polls_all, &from, |sums| {
+        let begun = finish.begin(machine, start, range.end);
+        let wait = Polling { range, polls_all };
+        sum_tile(machine, wait, start, rows, begun, &from, |sums| {
             if !finish.is_rounding() {
                 return finish.store(machine, to, start, range.end, sums);
             }
@@ -217,14 +219,21 @@ pub fn sum<T: Tiles + Deadline>(
     Ok(())
 }
 
-/// The tile of a [`sum`] that begins at byte `start`.
+/// Way in which the rows of a [`sum`] are polled.
+#[derive(Clone, Copy)]
+struct Polling {
+    range: ByteRange,
+    polls_all: bool,
+}
+
+/// The tile of a [`sum`] that begins at byte `start`, added to `sums`.
 #[inline(always)]
 fn sum_tile<T: Tiles + Deadline>(
     machine: &T,
-    range: ByteRange,
+    Polling { range, polls_all }: Polling,
     start: u32,
     rows: u32,
-    polls_all: bool,
+    mut sums: [T::Sums; SUM_DEPTH],
     from: impl Fn(u32) -> ByteOffset,
     store: impl FnOnce([T::Sums; SUM_DEPTH]),
 ) -> Result<(), TimedOut> {
@@ -234,7 +243,6 @@ fn sum_tile<T: Tiles + Deadline>(
             "as many are spelled out, so that they stay in registers"
         )
     };
-    let mut sums = [T::Sums::default(); SUM_DEPTH];
     let mut group = RowGroup::first_of(rows);
     while group.is_some() {
         let row = |index: u32| machine.own_row(from(group.row(index)));

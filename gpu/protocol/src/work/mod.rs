@@ -6,5 +6,6 @@ pub mod item;
 pub mod partition;
 pub mod queue;
 pub mod ranks;
+pub mod received_row;
 pub mod sub_warps;
 pub mod tasks;

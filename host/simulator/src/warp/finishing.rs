@@ -34,6 +34,19 @@ impl Warp<'_> {
         self.with_memory(|memory| memory.read(address, length).map(<[u8]>::to_vec))
     }
 
+    /// Sums with which those of a byte range begin, tile by tile.
+    pub(super) fn begin_sums(&self, range: ByteRange, finish: &impl Finish<Self>) -> Vec<f32> {
+        let mut sums = Vec::new();
+        let mut start = range.start;
+        while start < range.end {
+            let tile: [Sums; DEPTH] = finish.begin(self, start, range.end);
+            sums.extend(tile.as_flattened().as_flattened());
+            start += DEPTH as u32 * Self::WARP_BYTES;
+        }
+        sums.truncate((range.end - range.start) as usize / 2);
+        sums
+    }
+
     /// Finishes sums tile by tile and stores them.
     pub(super) fn finish_sums(
         &self,

@@ -207,6 +207,17 @@ impl Machine for Warp<'_> {
         );
     }
 
+    fn increment(&self, table: Table, index: u64) {
+        self.pause();
+        let address = self.in_table(table, 4 * index);
+        self.see(address, 4);
+        let value = self.with_memory(|memory| memory.read_u32(address)) + 1;
+        let mut memory = self.shared.memory.borrow_mut();
+        let written = memory.write(address, &value.to_le_bytes());
+        drop(memory);
+        self.checked(written);
+    }
+
     fn read_window(&self, at: ByteOffset) -> u32 {
         self.load_word(self.in_window(at.bytes()))
     }
@@ -314,7 +325,7 @@ impl Machine for Warp<'_> {
             return;
         }
         let (start, bytes) = (u64::from(range.start), u64::from(range.end - range.start));
-        let mut sums = vec![0f32; bytes as usize / 2];
+        let mut sums = self.begin_sums(range, &finish);
         for source in (0..LANES).filter(|source| sources >> source & 1 != 0) {
             let (row, weight) = from(source);
             let data = self.load_bytes(self.row(row).start + start, bytes);

@@ -21,7 +21,15 @@ impl Turns for Warp<'_> {
         LastLaunch(*self.block.last_launch.get_or_init(load))
     }
 
-    fn leave_launch(&self, launch: LastLaunch) {
+    fn leave_launch(&self, launch: LastLaunch, to_more: bool) {
         self.store_word(self.last_launch_at(), launch.0);
+        if to_more {
+            let first = self.number % self.blocks;
+            let blocks = (first..ferry_layout::MAX_BLOCKS).step_by(self.blocks as usize);
+            for block in blocks.skip(1) {
+                let at = self.common.workspace + Workspace::last_launch(block);
+                self.store_word(at, launch.0);
+            }
+        }
     }
 }

@@ -21,7 +21,10 @@ fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
 }
 
 /// The table in the documentation of [`DispatchBuffers`].
-fn documented_bytes(format: TokenFormat, Capacity { rows, scale_blocks }: Capacity) -> usize {
+fn documented_bytes(format: TokenFormat, capacity: Capacity) -> usize {
+    let Capacity {
+        rows, scale_blocks, ..
+    } = capacity;
     let (hidden, local, sizes) = (256, 3, format.sizes());
     let tokens = rows * hidden * sizes.element_bits as usize / 8;
     let group = sizes.group.max(1) as usize;
@@ -47,7 +50,7 @@ fn buffers_of_every_format_have_the_documented_bytes_and_pass_the_checks() {
                 documented_bytes(format, capacity) as u64,
                 "{format:?}"
             );
-            let args = crate::call::args_of(&ferry_layout::Common::of(plan.shape()), 0);
+            let args = crate::call::dispatch::args_of(&ferry_layout::Common::of(plan.shape()), 0);
             let args = buffers
                 .output()
                 .add_to(ferry_layout::DispatchWith::plain(args), &plan)
@@ -83,7 +86,11 @@ fn a_capacity_that_cannot_be_is_refused_by_name() {
     let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
     let refused = |format, rows, scale_blocks| {
         let (device, plan) = plan(format, CombineMode::Reduced);
-        let capacity = Capacity { rows, scale_blocks };
+        let capacity = Capacity {
+            rows,
+            scale_blocks,
+            ..Capacity::default()
+        };
         let refused = DispatchBuffers::with_capacity(&device, &plan, capacity);
         refused.err().map(|error| error.to_string()).unwrap()
     };
@@ -164,7 +171,7 @@ fn addresses_that_do_not_fit_the_format_are_named() {
     let none = DispatchTensors { scales: None, ..at };
     assert_eq!(
         told(&plan_of, none),
-        "tensor scales: wanted an address, given none"
+        "tensor scales: wanted an address (format mxfp8:tiled, receive by-expert), given none"
     );
     let none = DispatchTensors {
         scale_offsets: None,
@@ -172,23 +179,23 @@ fn addresses_that_do_not_fit_the_format_are_named() {
     };
     assert_eq!(
         told(&plan_of, none),
-        "tensor scale_offsets: wanted an address, given none"
+        "tensor scale_offsets: wanted an address (format mxfp8:tiled, receive by-expert), given none"
     );
     let more = DispatchTensors {
-        row_scales: Some(at.tokens),
+        row_scales: at.tokens,
         ..at
     };
     assert_eq!(
         told(&plan_of, more),
-        "tensor row_scales: wanted none, given an address"
+        "tensor row_scales: wanted none (format mxfp8:tiled, receive by-expert), given an address"
     );
     let (_, bf16) = plan(TokenFormat::Bf16, CombineMode::Reduced);
     assert_eq!(
         told(&bf16, at),
-        "tensor scales: wanted none, given an address"
+        "tensor scales: wanted none (format bf16, receive by-expert), given an address"
     );
     let short = DispatchTensors {
-        tokens: at.src_info,
+        tokens: Some(at.src_info),
         ..at
     };
     let text = told(&plan_of, short);
@@ -206,6 +213,7 @@ fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
     let dims = |buffers: &CombineBuffers, tokens| match buffers.output(tokens).unwrap() {
         CombineOutput::Summed(tensor) => tensor.dims.to_vec(),
         CombineOutput::Apart(tensor) => tensor.dims.to_vec(),
+        CombineOutput::Weighted { .. } => Vec::new(),
     };
     assert_eq!(dims(&summed, 50), [50, 256]);
     assert_eq!(dims(&apart, 7), [7, 2, 256]);
@@ -279,7 +287,7 @@ fn buffers_of_a_communicator_outlive_it() {
     let device = rank.device().clone();
     rank.close().unwrap();
     let mut bytes = [0; 4];
-    let offsets = buffers.output().row_offsets.at;
+    let offsets = buffers.output().row_offsets.unwrap().at;
     device.download(offsets, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 4]);
     // SAFETY: no kernel was launched, and no address is kept.

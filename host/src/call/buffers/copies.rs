@@ -1,6 +1,7 @@
 //! Typed copies from the host into the buffers of a plan, and back: for tests, examples, and experts on the
 //! host. All synchronize. Engines whose tensors are in device memory already need none of them.
 
+use ferry_layout::ReceiveLayout;
 use half::bf16;
 
 use crate::call::buffers::Inputs;
@@ -10,34 +11,46 @@ use crate::call::scales::ScaleTensor;
 use crate::call::{CombineInput, DispatchInput, DispatchOutput};
 use crate::device::Device;
 use crate::error::{Error, TensorError};
+use crate::plan::Plan;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 use crate::tensor::handles::DevicePtr;
 
-/// A host copy of a rank's outputs of a dispatch: of each tensor the part that has rows.
+/// A host copy of a rank's outputs of a dispatch: of each tensor the part that has rows. Tensors that the
+/// plan's format or [receive layout](crate::Config::receive) does not have are empty. The rows of views and
+/// strided rows are all `ranks * max_tokens_per_rank`.
 /// [`decode_rows`](crate::decode_rows) decodes it. `bf16` is that of the crate `half`, version 2.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReceivedRows {
-    /// `[rows, hidden]` in the plan's format: codes, as bytes.
+    /// `[rows, hidden]` in the plan's format: codes, as bytes. Of a view
+    /// [`Communicator::download`](crate::Communicator::download) alone copies them.
     pub tokens: Vec<u8>,
-    /// The scales as bytes, in the layout of the plan's format; transposed ones whole, `[hidden / 128,
-    /// capacity]`. Empty for BF16.
+    /// The scales as bytes, in the layout of the plan's format, and of a view row-major; transposed ones
+    /// whole, `[hidden / 128, capacity]`. Empty for BF16.
     pub scales: Vec<u8>,
     /// The `offsets` of [`ScaleTensor::Tiled`]; otherwise empty.
     pub scale_offsets: Vec<u32>,
     /// `[rows]`: each row's own scale, if the format has one; otherwise empty.
     pub row_scales: Vec<bf16>,
-    /// `[groups + 1]`: the first row of each group, and the end of the last.
+    /// `[groups + 1]`, by expert only: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: token and top-k slot on the source rank, which is not available. Undefined for rows that pad
-    /// a group.
+    /// `[rows]`: by expert, token and top-k slot on the source rank, which is not available, and undefined
+    /// for rows that pad a group. Else source rank and token, -1 and -1 in rows without a token.
     pub src_info: Vec<[i32; 2]>,
+    /// `[rows, top_k]`, not by expert: [`DispatchOutput::ids`], i32 and i64 alike.
+    pub ids: Vec<i64>,
+    /// `[rows, top_k]`, not by expert: [`DispatchOutput::weights`].
+    pub weights: Vec<f32>,
+    /// `[ranks]`, not by expert: [`DispatchOutput::source_rows`].
+    pub source_rows: Vec<i32>,
+    /// `[local_experts]`, not by expert: [`DispatchOutput::expert_rows`].
+    pub expert_rows: Vec<i32>,
 }
 
 impl ReceivedRows {
-    /// The rows of `group`, one of `0..plan.groups()`. Rows that pad it are the last ones; their
-    /// number is not available.
+    /// The rows of `group`, one of `0..plan.groups()`, of rows by expert. Rows that pad it are the last ones;
+    /// their number is not available.
     ///
     /// # Panics
     /// If there is no such group.
@@ -47,31 +60,25 @@ impl ReceivedRows {
 }
 
 impl DispatchOutput {
-    /// Copies the outputs of a dispatch from `device`, the rank's. Call
+    /// Copies the outputs of a dispatch of `plan` from `device`, the rank's. Call
     /// [`synchronize`](crate::Communicator::synchronize) with the dispatch's stream first: this call
     /// synchronizes only with the device's own stream. Not collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if `row_offsets` are not those of a dispatch into that many rows, as may be the case
-    /// before the first one; errors of the device.
-    pub fn download(&self, device: &dyn Device) -> Result<ReceivedRows, Error> {
-        fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
-            let mut dims = tensor.dims;
-            dims[0] = dims[0].min(rows);
-            Tensor { dims, ..tensor }
-        }
-        let row_offsets: Vec<u32> = device.download_tensor(&self.row_offsets)?;
-        require_offsets(&row_offsets)?;
-        let (rows, capacity) = (
-            row_offsets.last().map_or(0, |&end| end as usize),
-            self.capacity(),
-        );
-        if rows > capacity {
-            let wanted = format!("at most {capacity}, the rows that there are");
-            return Err(no_offsets(&row_offsets, wanted));
-        }
+    /// [`Error::Tensor`] if `row_offsets` or `source_rows` are not those of a dispatch into that many rows,
+    /// as may be the case before the first one; errors of the device.
+    pub fn download(&self, plan: &Plan, device: &dyn Device) -> Result<ReceivedRows, Error> {
+        let row_offsets: Vec<u32> = copied(device, self.row_offsets)?;
+        let source_rows: Vec<i32> = copied(device, self.source_rows)?;
+        let capacity = self.capacity();
+        let rows = match plan.config().receive {
+            ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
+            ReceiveLayout::Compact => compact_rows(&source_rows, capacity)?,
+            ReceiveLayout::View | ReceiveLayout::Strided => capacity,
+        };
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
+            // As bytes, here and below.
             Some(ScaleTensor::Transposed(scales)) => (device.download_tensor(&scales)?, Vec::new()),
             Some(ScaleTensor::RowMajor(scales)) => {
                 (device.download_tensor(&first(scales, rows))?, Vec::new())
@@ -85,39 +92,91 @@ impl DispatchOutput {
                 )
             }
         };
-        let row_scales = match self.row_scales {
-            None => Vec::new(),
-            Some(scales) => device.download_tensor(&first(scales, rows))?,
-        };
         let src_info: Vec<i32> = device.download_tensor(&first(self.src_info, rows))?;
+        let part = |tensor: Tensor<2>| first(tensor, rows);
+        let ids = self.ids.map(part);
+        let ids = match ids.map(|ids| ids.data_type) {
+            Some(DataType::I64) => copied(device, ids)?,
+            _ => copied::<i32, 2>(device, ids)?
+                .into_iter()
+                .map(i64::from)
+                .collect(),
+        };
         Ok(ReceivedRows {
-            tokens: device.download_tensor(&first(self.tokens, rows))?,
+            tokens: copied(device, self.tokens.map(part))?,
             scales,
             scale_offsets,
-            row_scales,
+            row_scales: copied(device, self.row_scales.map(|tensor| first(tensor, rows)))?,
             row_offsets,
             src_info: bytemuck::cast_slice(&src_info).to_vec(),
+            ids,
+            weights: copied(device, self.weights.map(part))?,
+            source_rows,
+            expert_rows: copied(device, self.expert_rows)?,
         })
     }
 }
 
+/// The first `rows` rows of a tensor.
+fn first<const N: usize>(tensor: Tensor<N>, rows: usize) -> Tensor<N> {
+    let mut dims = tensor.dims;
+    dims[0] = dims[0].min(rows);
+    Tensor { dims, ..tensor }
+}
+
+/// The elements of a tensor; none if there is no tensor.
+fn copied<T: TensorElement, const N: usize>(
+    device: &dyn Device,
+    tensor: Option<Tensor<N>>,
+) -> Result<Vec<T>, Error> {
+    tensor.map_or(Ok(Vec::new()), |tensor| device.download_tensor(&tensor))
+}
+
+/// Number of rows by expert.
+fn rows_by_expert(row_offsets: &[u32], capacity: usize) -> Result<usize, Error> {
+    require_offsets(row_offsets)?;
+    let rows = row_offsets.last().map_or(0, |&end| end as usize);
+    if rows > capacity {
+        let wanted = format!("at most {capacity}, the rows that there are");
+        return Err(no_offsets(row_offsets, wanted));
+    }
+    Ok(rows)
+}
+
+/// Number of compact rows.
+fn compact_rows(source_rows: &[i32], capacity: usize) -> Result<usize, Error> {
+    let rows = (source_rows.iter()).try_fold(0_usize, |sum, &rows| {
+        sum.checked_add(usize::try_from(rows).ok()?)
+    });
+    rows.filter(|&rows| rows <= capacity).ok_or_else(|| {
+        Error::Tensor(TensorError {
+            tensor: "source_rows",
+            wanted: format!(
+                "numbers of rows, at most {capacity} together, the rows that there are"
+            ),
+            given: format!("{source_rows:?}"),
+        })
+    })
+}
+
 impl DispatchBuffers {
     /// Copies this rank's tokens to the device: BF16 `x` (as `bf16` of the crate `half`, version 2, or as
-    /// `u16`) `[tokens, hidden]`, `topk_ids` and the router's weights `[tokens, top_k]`. The first call
-    /// allocates memory for `max_tokens_per_rank` tokens, and every later one copies to the same addresses,
-    /// also for a captured graph, until [`free`](Self::free) frees them. No kernel
-    /// may still read the copies of an earlier call. Not collective; synchronizes.
+    /// `u16`) `[tokens, hidden]`, `topk_ids` (as `i32` or `i64`) and the router's weights `[tokens, top_k]`.
+    /// The first call allocates memory for `max_tokens_per_rank` tokens, and every later one copies to the
+    /// same addresses, also for a captured graph, until [`free`](Self::free) frees them. No kernel may still
+    /// read the copies of an earlier call. Not collective; synchronizes.
     ///
     /// # Errors
     /// [`Error::TooManyTokens`]; [`Error::Tensor`] for lengths or elements that do not fit; errors of the
     /// device.
-    pub fn upload<T: TensorElement>(
+    pub fn upload<T: TensorElement, I: TensorElement>(
         &mut self,
         x: &[T],
-        topk_ids: &[i32],
+        topk_ids: &[I],
         topk_weights: Option<&[f32]>,
     ) -> Result<DispatchInput, Error> {
         const { has_its_bits::<T>() };
+        const { has_its_bits::<I>() };
         let config = self.plan.config();
         let (hidden, top_k, max) = (config.hidden, config.top_k, config.max_tokens_per_rank);
         let tokens = x.len() / hidden;
@@ -147,10 +206,11 @@ impl DispatchBuffers {
                 .map(|_| Tensor::contiguous(inputs.topk_weights, DataType::F32, ids)),
             ..DispatchInput::new(
                 Tensor::contiguous(inputs.x, T::DATA_TYPE, [tokens, hidden]),
-                Tensor::contiguous(inputs.topk_ids, DataType::I32, ids),
+                Tensor::contiguous(inputs.topk_ids, I::DATA_TYPE, ids),
             )
         };
         input.x.require("x", input.x.dims, Element::BF16_ROW)?;
+        input.require_ids(&self.plan)?;
         device.upload(inputs.x, bytemuck::cast_slice(x))?;
         device.upload(inputs.topk_ids, bytemuck::cast_slice(topk_ids))?;
         if let Some(weights) = topk_weights {
@@ -166,18 +226,17 @@ impl DispatchBuffers {
     /// # Errors
     /// Those of [`DispatchOutput::download`].
     pub fn download(&self) -> Result<ReceivedRows, Error> {
-        self.output().download(&**self.memory.device())
+        self.output().download(&self.plan, &**self.memory.device())
     }
 }
 
 impl CombineBuffers {
     /// Copies the experts' outputs to the device: BF16 rows (as `bf16` of the crate `half`, version 2, or as
-    /// `u16`) in the order of `output`, up to its capacity and at least as many as `row_offsets` end with.
-    /// Fewer are not detected, and combine then sums undefined rows. It
-    /// reads no row that pads a group, so these may hold anything. The first call allocates memory for the
-    /// capacity of `output`, and later ones copy to the same address, unless the capacity grows;
-    /// [`free`](Self::free) frees it. No kernel may still read the copies of an earlier call. Not collective;
-    /// synchronizes.
+    /// `u16`) in the order of `output`, up to its capacity and at least up to the last row with a token.
+    /// Fewer are not detected, and combine then sums undefined rows. It reads no row that pads a group or has
+    /// no token, so these may hold anything. The first call allocates memory for the capacity of `output`,
+    /// and later ones copy to the same address, unless the capacity grows; [`free`](Self::free) frees it. No
+    /// kernel may still read the copies of an earlier call. Not collective; synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.
@@ -220,6 +279,16 @@ impl CombineBuffers {
     pub fn download<T: TensorElement>(&self, tokens: usize) -> Result<Vec<T>, Error> {
         let rows = self.output(tokens)?.rows();
         self.memory.device().download_named("combined", &rows)
+    }
+
+    /// Copies the weights that came back in a round to which this rank brought `tokens` tokens, `[tokens,
+    /// top_k]`; none unless the plan has [`combine_weights`](crate::Config::combine_weights). As
+    /// [`download`](Self::download).
+    ///
+    /// # Errors
+    /// [`Error::TooManyTokens`]; errors of the device.
+    pub fn download_weights(&self, tokens: usize) -> Result<Vec<f32>, Error> {
+        copied(&**self.memory.device(), self.output(tokens)?.weights())
     }
 }
 

@@ -1,16 +1,17 @@
 //! Decoding of received rows.
 
-use ferry_layout::{ScaleLayout, Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
+use ferry_layout::{Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
 use half::bf16;
 
 use crate::call::buffers::copies::ReceivedRows;
 use crate::call::buffers::copies::{require_length, require_offsets};
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::plan::scale_form::ScaleForm;
 
 /// Decodes rows to f32, `[rows, hidden]`: each code times its scales, in f32, rounded once. In
 /// `Nvfp4` divided by `input_scale`, the one of the dispatches; `None` is 1. Values of rows that pad an
-/// expert are undefined; combine does not read those rows.
+/// expert or have no token are undefined, NaN for example; combine does not read those rows.
 ///
 /// ```
 /// # fn main() -> Result<(), ferry::Error> {
@@ -43,9 +44,14 @@ pub fn decode_rows(
         return Err(Error::UnusedInputScale { format });
     }
     let (hidden, sizes) = (plan.config().hidden, format.sizes());
-    let count = rows.row_offsets.last().map_or(0, |&end| end as usize);
+    let by_expert = !plan.config().receive.keeps_rows();
+    let count = match by_expert {
+        true => rows.row_offsets.last().map_or(0, |&end| end as usize),
+        false => rows.src_info.len(),
+    };
     let bytes = hidden / 8 * sizes.element_bits as usize;
-    require_length("row_offsets", rows.row_offsets.len(), plan.groups() + 1)?;
+    let offsets = if by_expert { plan.groups() + 1 } else { 0 };
+    require_length("row_offsets", rows.row_offsets.len(), offsets)?;
     require_offsets(&rows.row_offsets)?;
     require_length("tokens", rows.tokens.len(), count * bytes)?;
     let own_scales = if sizes.has_row_scale { count } else { 0 };
@@ -93,14 +99,15 @@ fn e2m1_at(codes: &[u8], element: usize) -> f32 {
 /// Finds the scales of rows.
 struct Scales<'a> {
     rows: &'a ReceivedRows,
-    layout: Option<ScaleLayout>,
+    form: ScaleForm,
     /// Number of scales of a row.
     groups: u32,
     /// Rows that transposed scales have.
     capacity: usize,
 }
 
-/// Position of a row within its expert.
+/// Position of a row, and within its expert if scales are tiled.
+#[derive(Default)]
 struct RowPlace {
     row: usize,
     /// The expert's first block of tiles, and the row within the expert.
@@ -113,16 +120,21 @@ impl<'a> Scales<'a> {
         let groups = (plan.config().hidden as u32)
             .checked_div(sizes.group)
             .unwrap_or(0);
-        let layout = plan.config().format.scale_layout();
+        let form = match plan.scale_form() {
+            // Those of a view were copied row by row.
+            ScaleForm::None if groups > 0 => ScaleForm::RowMajor,
+            form => form,
+        };
         let (given, of_row) = (rows.scales.len(), groups as usize);
-        let tiled = layout == Some(ScaleLayout::Tiled);
+        let tiled = form == ScaleForm::Tiled;
         let offsets = if tiled { plan.groups() } else { 0 };
         require_length("scale_offsets", rows.scale_offsets.len(), offsets)?;
         let capacity = given.checked_div(4 * of_row).unwrap_or(0);
-        let wanted = match layout {
-            None => 4 * of_row * capacity.max(count),
-            Some(ScaleLayout::RowMajor) => of_row * count,
-            Some(ScaleLayout::Tiled) => {
+        let wanted = match form {
+            ScaleForm::None => 0,
+            ScaleForm::Transposed { .. } => 4 * of_row * capacity.max(count),
+            ScaleForm::RowMajor => of_row * sizes.scale_bytes as usize * count,
+            ScaleForm::Tiled => {
                 let starts = rows.row_offsets.windows(2).zip(&rows.scale_offsets);
                 let ends = starts.map(|(range, &offset)| {
                     let first = scale_placement::first_block(range[0], offset);
@@ -140,7 +152,7 @@ impl<'a> Scales<'a> {
         )?;
         Ok(Self {
             rows,
-            layout,
+            form,
             groups,
             capacity,
         })
@@ -148,6 +160,12 @@ impl<'a> Scales<'a> {
 
     fn row(&self, row: usize) -> RowPlace {
         let offsets = &self.rows.row_offsets;
+        if self.form != ScaleForm::Tiled {
+            return RowPlace {
+                row,
+                ..RowPlace::default()
+            };
+        }
         let expert = offsets.partition_point(|&first| first as usize <= row) - 1;
         let offset = self.rows.scale_offsets.get(expert).copied().unwrap_or(0);
         RowPlace {
@@ -159,17 +177,20 @@ impl<'a> Scales<'a> {
 
     /// Returns a one-byte scale.
     fn byte(&self, at: &RowPlace, group: u32) -> u8 {
-        self.rows.scales[match self.layout {
-            Some(ScaleLayout::Tiled) => {
+        self.rows.scales[match self.form {
+            ScaleForm::Tiled => {
                 scale_placement::offset(at.first_block, at.local, group, self.groups) as usize
             }
             _ => at.row * self.groups as usize + group as usize,
         }]
     }
 
-    /// Returns a transposed f32 scale.
+    /// Returns an f32 scale.
     fn word(&self, at: &RowPlace, group: u32) -> f32 {
-        let start = 4 * (group as usize * self.capacity + at.row);
+        let start = 4 * match self.form {
+            ScaleForm::RowMajor => at.row * self.groups as usize + group as usize,
+            _ => group as usize * self.capacity + at.row,
+        };
         let bytes = &self.rows.scales[start..start + 4];
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }

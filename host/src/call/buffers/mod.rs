@@ -14,28 +14,33 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
+use crate::plan::config::Config;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 
-/// The outputs of dispatches of one plan on one rank: every tensor that the plan's format has, in device
-/// memory of its own.
+/// The outputs of dispatches of one plan on one rank: every tensor that the plan's format and
+/// [receive layout](crate::Config::receive) have, in device memory of its own.
 ///
 /// | tensor | shape | bytes |
 /// |---|---|---|
-/// | `tokens` | `[rows, hidden]` | `rows * hidden * bits / 8` |
+/// | `tokens`, but of a view | `[rows, hidden]` | `rows * hidden * bits / 8` |
 /// | `scales`, transposed | `[hidden / 128, rows]` | `4 * rows * hidden / 128` |
-/// | `scales`, row-major | `[rows, hidden / group]` | `rows * hidden / group` |
+/// | `scales`, row-major, but of a view | `[rows, hidden / group]` | `rows * hidden / group` scales |
 /// | `scales`, tiled | `[scale_blocks, groups / 4, 32, 4, 4]` | `128 * scale_blocks * groups` |
 /// | `offsets` of tiled scales | `[row_groups]` | `4 * row_groups` |
-/// | `row_scales` | `[rows]` | `2 * rows` |
-/// | `row_offsets` | `[row_groups + 1]` | `4 * (row_groups + 1)` |
-/// | `expert_ids` | `[row_groups]` | `4 * row_groups` |
+/// | `row_scales`, but of a view | `[rows]` | `2 * rows` |
+/// | `row_offsets`, by expert | `[row_groups + 1]` | `4 * (row_groups + 1)` |
+/// | `expert_ids`, by expert | `[row_groups]` | `4 * row_groups` |
 /// | `src_info` | `[rows, 2]` | `8 * rows` |
+/// | `ids`, not by expert | `[rows, top_k]` | `4 * rows * top_k`; with [`wide_ids`](Capacity::wide_ids) 8 |
+/// | `weights`, not by expert | `[rows, top_k]` | `4 * rows * top_k` |
+/// | `source_rows`, not by expert | `[ranks]` | `4 * ranks` |
+/// | `expert_rows`, not by expert | `[local_experts]` | `4 * local_experts` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
-/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 32 in MX formats, 16 in NVFP4; `groups` is
-/// `hidden / group`.
+/// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16
+/// in NVFP4; `groups` is `hidden / group`. A scale of blockwise FP8 has 4 bytes, any other one.
 ///
 /// A drop leaves the memory allocated, as kernels and copies of the addresses may still use it;
 /// [`free`](Self::free) frees it.
@@ -48,7 +53,7 @@ use crate::tensor::handles::DevicePtr;
 /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
 /// for rank in Communicator::new(&group, &plan)? {
 ///     let buffers = DispatchBuffers::new(rank.device(), &plan)?;
-///     assert_eq!(buffers.output().tokens.dims, [plan.max_rows(), 8]);
+///     assert_eq!(buffers.output().tokens.unwrap().dims, [plan.max_rows(), 8]);
 ///     rank.close()?;
 ///     // SAFETY: the rank is closed, so no kernel uses them.
 ///     unsafe { buffers.free()? };
@@ -76,10 +81,11 @@ impl Inputs {
     pub(crate) fn alloc(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         let config = plan.config();
         let tokens = config.max_tokens_per_rank as u64;
-        let ids = 4 * tokens * config.top_k as u64;
+        let slots = tokens * config.top_k as u64;
         let (at, memory) = Allocations::with(device, |memory| {
             let x = memory.alloc(2 * tokens * config.hidden as u64)?;
-            Ok([x, memory.alloc(ids)?, memory.alloc(ids)?])
+            // Ids of either type.
+            Ok([x, memory.alloc(8 * slots)?, memory.alloc(4 * slots)?])
         })?;
         let [x, topk_ids, topk_weights] = at;
         Ok(Self {
@@ -175,6 +181,9 @@ impl DispatchBuffers {
 /// | [`new`](Self::new) | `[tokens, hidden]` | `2 * max_tokens_per_rank * hidden` |
 /// | [`apart`](Self::apart) | `[tokens, top_k, hidden]` | `2 * max_tokens_per_rank * top_k * hidden` |
 ///
+/// With [`combine_weights`](crate::Config::combine_weights) also f32 weights `[tokens, top_k]`, of
+/// `4 * max_tokens_per_rank * top_k` bytes.
+///
 /// A drop leaves the memory allocated, as kernels and copies of the address may still use it;
 /// [`free`](Self::free) frees it.
 pub struct CombineBuffers {
@@ -184,11 +193,14 @@ pub struct CombineBuffers {
     /// Earlier memory of [`upload`](Self::upload) that was too small for a later call.
     pub(crate) outgrown: Vec<Allocations>,
     at: DevicePtr,
+    /// Memory of weights that come back.
+    weights: Option<DevicePtr>,
     /// `max_tokens_per_rank`.
     most: usize,
     pub(crate) hidden: usize,
-    /// Rows of a token, if they are kept apart.
-    top_k: Option<usize>,
+    top_k: usize,
+    /// Whether the rows of a token are kept apart.
+    is_apart: bool,
     data_type: DataType,
 }
 
@@ -199,7 +211,7 @@ impl CombineBuffers {
     /// # Errors
     /// Errors of the device.
     pub fn new(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
-        Self::with_rows(device, plan, None, OutputElement::Bf16)
+        Self::with_rows(device, plan, false, OutputElement::Bf16)
     }
 
     /// [`new`](Self::new) with other elements: `element.bits() / 8` bytes each. Not cleared. Not
@@ -212,7 +224,7 @@ impl CombineBuffers {
         plan: &Plan,
         element: OutputElement,
     ) -> Result<Self, Error> {
-        Self::with_rows(device, plan, None, element)
+        Self::with_rows(device, plan, false, element)
     }
 
     /// Allocates the result of combines in exact mode without weights, which keep the rows of a token apart.
@@ -223,31 +235,42 @@ impl CombineBuffers {
     pub fn apart(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
         match plan.config().combine {
             CombineMode::Reduced => Err(Error::ApartInReducedMode),
-            CombineMode::Exact => {
-                Self::with_rows(device, plan, Some(plan.config().top_k), OutputElement::Bf16)
-            }
+            CombineMode::Exact => Self::with_rows(device, plan, true, OutputElement::Bf16),
         }
     }
 
     fn with_rows(
         device: &Arc<dyn Device>,
         plan: &Plan,
-        top_k: Option<usize>,
+        is_apart: bool,
         element: OutputElement,
     ) -> Result<Self, Error> {
-        let (most, hidden) = (plan.config().max_tokens_per_rank, plan.config().hidden);
-        let dims = [most, top_k.unwrap_or(1), hidden];
+        let Config {
+            max_tokens_per_rank: most,
+            hidden,
+            top_k,
+            combine_weights,
+            ..
+        } = *plan.config();
+        let dims = [most, if is_apart { top_k } else { 1 }, hidden];
         let all = Tensor::contiguous(DevicePtr::NULL, element.into(), dims);
-        let (at, memory) = Allocations::with(device, |memory| memory.alloc(all.bytes()))?;
+        let ((at, weights), memory) = Allocations::with(device, |memory| {
+            let at = memory.alloc(all.bytes())?;
+            let bytes = 4 * most as u64 * top_k as u64;
+            let weights = combine_weights.then(|| memory.alloc(bytes)).transpose()?;
+            Ok((at, weights))
+        })?;
         Ok(Self {
             memory,
             expert_rows: None,
             outgrown: Vec::new(),
             at,
+            weights,
             data_type: all.data_type,
             most,
             hidden,
             top_k,
+            is_apart,
         })
     }
 
@@ -262,17 +285,18 @@ impl CombineBuffers {
                 max: self.most,
             });
         }
-        Ok(match self.top_k {
-            None => CombineOutput::Summed(Tensor::contiguous(
-                self.at,
-                self.data_type,
-                [tokens, self.hidden],
-            )),
-            Some(top_k) => CombineOutput::Apart(Tensor::contiguous(
-                self.at,
-                self.data_type,
-                [tokens, top_k, self.hidden],
-            )),
+        if self.is_apart {
+            let dims = [tokens, self.top_k, self.hidden];
+            let apart = Tensor::contiguous(self.at, self.data_type, dims);
+            return Ok(CombineOutput::Apart(apart));
+        }
+        let combined = Tensor::contiguous(self.at, self.data_type, [tokens, self.hidden]);
+        Ok(match self.weights {
+            None => CombineOutput::Summed(combined),
+            Some(at) => CombineOutput::Weighted {
+                combined,
+                weights: Tensor::contiguous(at, DataType::F32, [tokens, self.top_k]),
+            },
         })
     }
 
@@ -303,3 +327,7 @@ impl CombineBuffers {
 #[cfg(test)]
 #[path = "buffers_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod rows_tests;

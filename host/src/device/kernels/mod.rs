@@ -27,6 +27,7 @@ pub(crate) use target::Target;
 pub struct Kernels {
     plain: Option<Arc<Ptx>>,
     with_options: Option<Arc<OptionKernels>>,
+    with_rows: Option<Arc<Ptx>>,
 }
 
 /// The user's kernels with options.
@@ -54,7 +55,7 @@ impl Kernels {
         let ptx = checked(text.into())?;
         Ok(Self {
             plain: Some(Arc::new(ptx)),
-            with_options: None,
+            ..Self::default()
         })
     }
 
@@ -70,7 +71,7 @@ impl Kernels {
     /// # Safety
     /// As [`from_ptx`](Self::from_ptx). The epilogue reads no other memory than its value refers to.
     pub unsafe fn with_epilogue(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
-        let (ptx, bytes) = checked_with_options(text.into(), None)?;
+        let (ptx, bytes) = checked_with_options(text.into(), KernelSet::WithOptions, None)?;
         self.with_options = Some(Arc::new(OptionKernels {
             ptx,
             epilogue_bytes: Some(bytes),
@@ -89,11 +90,29 @@ impl Kernels {
     /// # Safety
     /// As [`from_ptx`](Self::from_ptx). The epilogue is Ferry's: only its size is compared.
     pub unsafe fn with_options(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
-        let (ptx, _) = checked_with_options(text.into(), Some(size_of::<Steps>()))?;
+        let steps = Some(size_of::<Steps>());
+        let (ptx, _) = checked_with_options(text.into(), KernelSet::WithOptions, steps)?;
         self.with_options = Some(Arc::new(OptionKernels {
             ptx,
             epilogue_bytes: None,
         }));
+        Ok(self)
+    }
+
+    /// Adds kernels for rows that stay as they came from a PTX text, as [`from_ptx`](Self::from_ptx) does
+    /// with those that put rows in expert order: Ferry's own with the steps of
+    /// [`CombineSteps`](crate::CombineSteps), built by another compiler. All calls of a communicator whose
+    /// [`receive`](crate::Config::receive) keeps rows run on them.
+    ///
+    /// # Errors
+    /// Those of [`with_options`](Self::with_options).
+    ///
+    /// # Safety
+    /// As [`with_options`](Self::with_options).
+    pub unsafe fn with_rows(mut self, text: impl Into<String>) -> Result<Self, KernelsError> {
+        let steps = Some(size_of::<Steps>());
+        let (ptx, _) = checked_with_options(text.into(), KernelSet::Rows, steps)?;
+        self.with_rows = Some(Arc::new(ptx));
         Ok(self)
     }
 
@@ -112,22 +131,20 @@ impl Kernels {
         require_layout(&module)
     }
 
-    /// The user's kernels with options; `None` for the default.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn given_with_options(&self) -> Option<&Ptx> {
-        self.with_options.as_deref().map(|given| &given.ptx)
-    }
-
     /// Bytes of the user's epilogue, rounded up to 8; `None` if combines take Ferry's steps.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn epilogue_bytes(&self) -> Option<usize> {
         self.with_options.as_deref()?.epilogue_bytes
     }
 
-    /// The user's kernels without options; `None` for the default.
+    /// The user's kernels of a set; `None` for the default.
     #[cfg(feature = "cuda")]
-    pub(crate) fn given(&self) -> Option<&Ptx> {
-        self.plain.as_deref()
+    pub(crate) fn given(&self, set: KernelSet) -> Option<&Ptx> {
+        match set {
+            KernelSet::Plain => self.plain.as_deref(),
+            KernelSet::WithOptions => self.with_options.as_deref().map(|given| &given.ptx),
+            KernelSet::Rows => self.with_rows.as_deref(),
+        }
     }
 }
 
@@ -137,15 +154,16 @@ impl fmt::Debug for Kernels {
             None => f.write_str("Kernels::default()")?,
             Some(ptx) => write!(f, "Kernels for {}", ptx.target)?,
         }
-        match &self.with_options {
+        if let Some(given) = &self.with_options {
+            let what = match given.epilogue_bytes {
+                Some(_) => "an epilogue",
+                None => "options",
+            };
+            write!(f, " with {what} for {}", given.ptx.target)?;
+        }
+        match &self.with_rows {
             None => Ok(()),
-            Some(given) => {
-                let what = match given.epilogue_bytes {
-                    Some(_) => "an epilogue",
-                    None => "options",
-                };
-                write!(f, " with {what} for {}", given.ptx.target)
-            }
+            Some(ptx) => write!(f, " with rows for {}", ptx.target),
         }
     }
 }
@@ -242,10 +260,11 @@ fn require_layout(module: &Module) -> Result<(), KernelsError> {
     Err(KernelsError::Layout { wanted, found })
 }
 
-/// Checks that a text's kernels with options fit this library, and returns the bytes of their epilogue, too:
-/// `wanted`, or those in the parameter of the fused combine.
+/// Checks that a text's kernels of a set that takes options fit this library, and returns the bytes of their
+/// epilogue, too: `wanted`, or those in the parameter of the fused combine.
 fn checked_with_options(
     mut text: String,
+    set: KernelSet,
     wanted: Option<usize>,
 ) -> Result<(Ptx, usize), KernelsError> {
     let module = read(&text)?;
@@ -261,13 +280,8 @@ fn checked_with_options(
     if epilogue_bytes as usize > MAX_EPILOGUE_BYTES {
         require(&module, entry, &[least + MAX_EPILOGUE_BYTES as u64])?;
     }
-    for kernel in KernelSet::WithOptions.kernels() {
-        let epilogue = match kernel {
-            Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine => {
-                epilogue_bytes
-            }
-            _ => 0,
-        };
+    for kernel in set.kernels() {
+        let epilogue = if kernel.combines() { epilogue_bytes } else { 0 };
         for shmem in reaches(&module) {
             let wanted = option_bytes(kernel) + epilogue;
             require(&module, kernel.entry(*shmem), &[wanted])?;
@@ -330,6 +344,12 @@ pub(crate) enum KernelSet {
         expect(dead_code, reason = "only devices load them")
     )]
     WithOptions,
+    /// Kernels with options for rows that stay as they came, with the same names.
+    #[cfg_attr(
+        not(any(test, feature = "cuda")),
+        expect(dead_code, reason = "only devices load them")
+    )]
+    Rows,
 }
 
 impl KernelSet {
@@ -338,6 +358,7 @@ impl KernelSet {
         let has = move |kernel: &Kernel| match self {
             Self::Plain => !kernel.needs_options(),
             Self::WithOptions => *kernel != Kernel::FusedSilu,
+            Self::Rows => *kernel != Kernel::FusedSilu && !kernel.needs_options(),
         };
         Kernel::ALL.into_iter().filter(has)
     }

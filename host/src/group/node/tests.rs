@@ -70,7 +70,7 @@ fn round(rank: &mut Communicator) -> Result<(), Error> {
     rank.dispatch(stream, &input, rows.output())?;
     let experts = CombineInput {
         topk_weights: None,
-        ..CombineInput::new(rows.output().tokens)
+        ..CombineInput::new(rows.output().tokens.expect("not a view"))
     };
     rank.combine(stream, &experts, &sums.output(1)?)?;
     rank.synchronize(stream)?;

@@ -181,7 +181,7 @@ impl Rank {
         };
         let (element, capacity) = (
             DataType::of_tokens(settings.format),
-            rows.output().tokens.dims[0],
+            rows.output().src_info.dims[0],
         );
         let (weights, weight_scales) = memory.weights(&kernels, &settings, number)?;
         let mut alloc = |data_type, dims| memory.tensor(data_type, dims);
@@ -319,7 +319,7 @@ impl Rank {
     /// rows each expert has. Synchronises.
     pub fn capture(&mut self) -> Result<()> {
         let device: Arc<dyn Device> = self.device.clone();
-        let offsets: Vec<u32> = device.download_tensor(&self.rows.output().row_offsets)?;
+        let offsets: Vec<u32> = device.download_tensor(&self.row_offsets())?;
         for product in 0..2 {
             self.multiply(product, &offsets)?;
         }
@@ -330,18 +330,23 @@ impl Rank {
         Ok(())
     }
 
+    fn row_offsets(&self) -> Tensor<1> {
+        self.rows.output().row_offsets.expect("rows by expert")
+    }
+
     /// Enqueues one of the two products, a call for each expert.
     fn multiply(&mut self, product: usize, offsets: &[u32]) -> Result<()> {
-        let output = self.rows.output();
+        let (output, row_offsets) = (self.rows.output(), self.row_offsets());
+        let tokens = output.tokens.expect("rows by expert");
         let (x, scales, out) = if product == 0 {
-            (output.tokens, output.scales, self.gate_up)
+            (tokens, output.scales, self.gate_up)
         } else {
             (self.activated, self.activated_scales, self.expert_rows)
         };
         let ([capacity, k], n) = (x.dims, out.dims[1]);
         let (groups, packed) = (k / BLOCK, self.packed.at.address());
         if let Some(ScaleTensor::Transposed(scales)) = scales {
-            let offsets = output.row_offsets.at.address();
+            let offsets = row_offsets.at.address();
             let words = [
                 scales.at.address(),
                 offsets,
@@ -349,7 +354,7 @@ impl Rank {
                 capacity as u64,
                 groups as u64,
             ];
-            let blocks = groups * (output.row_offsets.dims[0] - 1);
+            let blocks = groups * (row_offsets.dims[0] - 1);
             // SAFETY: the kernel reads the scales of all rows and writes as many; only this stream uses both.
             unsafe { self.kernels.launch(&self.kernels.pack, blocks, &words) }?;
         }
@@ -385,7 +390,7 @@ impl Rank {
         let silu = FusedSilu {
             input: self.gate_up,
             interleaved: false,
-            row_offsets: self.rows.output().row_offsets,
+            row_offsets: self.row_offsets(),
             activation: Activation::Silu,
             format: self.settings.format,
             input_scales: None,

@@ -113,17 +113,19 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
         require_refused(rank, &Tokens { x, ..good }, &rows, text)?;
     }
     let gpu = &rank.memory.gpu.clone();
-    let wrong_ids = Tensor::zeros((count, TOP_K), DType::I64, gpu)?;
-    let tokens = Tokens {
-        topk_ids: &wrong_ids,
-        ..good
-    };
-    require_refused(
-        rank,
-        &tokens,
-        &rows,
-        "tensor of candle: wanted BF16, F16, F32, I32, U32 or U8",
-    )?;
+    for (element, text) in [
+        (
+            DType::F64,
+            "tensor of candle: wanted BF16, F16, F32, I32, I64, U32 or U8",
+        ),
+        (DType::I64, "tensor topk_ids: wanted elements of i32"),
+    ] {
+        let tokens = Tokens {
+            topk_ids: &Tensor::zeros((count, TOP_K), element, gpu)?,
+            ..good
+        };
+        require_refused(rank, &tokens, &rows, text)?;
+    }
     let elsewhere = Gpu::new_cuda_with_stream(rank.memory.device.ordinal())?;
     let other_stream = Tensor::zeros((count, TOP_K), DType::I32, &elsewhere)?;
     let tokens = Tokens {
@@ -147,14 +149,15 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
 
 fn wrong_rows(rank: &mut Rank) -> Result<()> {
     let (good, gpu) = (rank.memory.rows.clone(), rank.memory.gpu.clone());
-    let (capacity, groups) = (good.tokens.dim(0)?, good.expert_ids.dim(0)?);
+    let expert_ids = good.expert_ids.as_ref().expect("rows by expert");
+    let (capacity, groups) = (good.src_info.dim(0)?, expert_ids.dim(0)?);
     let codes = Tensor::zeros((capacity, HIDDEN), DType::U8, &gpu)?;
     let scales = Tensor::zeros((HIDDEN / 128, capacity), DType::F32, &gpu)?;
     let offsets = Tensor::zeros(groups, DType::U32, &gpu)?;
     let wrong = [
         (
             DispatchTensors {
-                tokens: codes,
+                tokens: Some(codes),
                 ..good.clone()
             },
             "tensor tokens: wanted BF16",
@@ -168,7 +171,7 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
         ),
         (
             DispatchTensors {
-                row_offsets: offsets,
+                row_offsets: Some(offsets),
                 ..good
             },
             "tensor row_offsets: wanted U32",
@@ -196,7 +199,10 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         memory,
     } in &mut *ranks
     {
-        let (rows, sums) = (&memory.rows.tokens, memory.x.zeros_like()?);
+        let (rows, sums) = (
+            memory.rows.tokens.as_ref().expect("rows by expert"),
+            memory.x.zeros_like()?,
+        );
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
         let result = combine_of(communicator, memory, &wrong, &sums);
         let said = refusal("expert rows", result)?;

@@ -276,7 +276,8 @@ fn dispatch_copy_combine(
     let session = &mut scene.session;
     session.launch_half(index, 0)?;
     let tensors = session.tensors(index, Turn::FIRST);
-    let (rows, answers) = (tensors.output.tokens, tensors.expert_rows.expert_rows);
+    let rows = tensors.output.tokens.expect("rows by expert");
+    let answers = tensors.expert_rows.expert_rows;
     let args = WriteArgs {
         copies: [
             TensorCopy {

@@ -10,13 +10,14 @@ use ferry_build::{Error, FileContext, Package, Result};
 use super::checkout::Checkout;
 
 /// The device crates and their dependencies.
-const MEMBERS: [&str; 8] = [
+const MEMBERS: [&str; 9] = [
     "gpu",
     "gpu/kernels",
     "gpu/layout",
     "gpu/options",
     "gpu/probes",
     "gpu/protocol",
+    "gpu/rows",
     "nvshmem-sys",
     "tests/epilogue",
 ];
@@ -38,6 +39,7 @@ pub(super) fn folder_of(package: Package) -> &'static str {
     match package {
         Package::Kernels | Package::NodeKernels => "gpu/kernels",
         Package::Options | Package::NodeOptions => "gpu/options",
+        Package::Rows | Package::NodeRows => "gpu/rows",
         Package::Probes => "gpu/probes",
         Package::OwnEpilogue => "tests/epilogue",
     }

@@ -36,6 +36,8 @@ pub type Ids<M> = [<M as Machine>::Lanes<u32>; DEPTH];
 pub struct SmallBatch {
     assignments: u32,
     experts: u32,
+    /// Whether the user's ids are i64. Only of a batch [to be numbered](Self::to_number).
+    is_wide: bool,
 }
 
 impl SmallBatch {
@@ -46,6 +48,7 @@ impl SmallBatch {
         Self {
             assignments: tokens * common.shape.top_k,
             experts: common.shape.experts,
+            is_wide: false,
         }
     }
 
@@ -57,15 +60,19 @@ impl SmallBatch {
 
     /// Assignments that a launch with `tokens` tokens numbers as it begins: none if they are no small batch.
     #[inline(always)]
-    pub fn to_number(args: &DispatchArgs, tokens: u32) -> Self {
+    pub fn to_number(args: &DispatchArgs, tokens: u32, is_wide: bool) -> Self {
         let common = &args.common;
         // A rank without tokens may have no ids.
         let is_small = args.topk_ids != 0 && common.shape.is_small_batch(tokens);
         match is_small {
-            true => Self::of(common, tokens),
+            true => Self {
+                is_wide,
+                ..Self::of(common, tokens)
+            },
             false => Self {
                 assignments: 0,
                 experts: common.shape.experts,
+                is_wide,
             },
         }
     }
@@ -91,7 +98,11 @@ impl SmallBatch {
         from_fn(|step| {
             machine.lanes(|lane| {
                 let index = first(lane) + step as u32 * machine.threads();
-                read_id(machine, index.min(self.assignments - 1) as u64)
+                read_id(
+                    machine,
+                    self.is_wide,
+                    index.min(self.assignments - 1) as u64,
+                )
             })
         })
     }

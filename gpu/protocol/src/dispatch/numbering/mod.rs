@@ -23,7 +23,7 @@ pub fn read_expert_id<M: Machine>(launch: &Launch<M>, numbering: Numbering, inde
         Numbering::InBlock => {
             SmallBatch::of(launch.common, launch.tokens).id(launch.machine, index as u32)
         }
-        Numbering::Tiles => read_id(launch.machine, index),
+        Numbering::Tiles => read_id(launch.machine, launch.wide_ids, index),
     }
 }
 

@@ -62,7 +62,7 @@ pub fn number_tile<M: Machine>(launch: &Launch<M>, tile: u32) {
 fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u32> {
     launch.machine.lanes(|lane| {
         let at = (first + lane).min(end - 1);
-        read_id(launch.machine, at as u64)
+        read_id(launch.machine, launch.wide_ids, at as u64)
     })
 }
 

@@ -1,0 +1,143 @@
+//! Combine of rows that stayed as they came: the end of a view, and weights that return with the rows.
+
+use ferry_layout::{
+    CombineArgs, CombineOptions, ReceiveLayout, SENTINEL, Table, Window, assignment_index,
+    avoid_sentinel,
+};
+
+use crate::machine::miss::TimedOut;
+use crate::machine::rows::{ByteRange, Row};
+use crate::machine::{LANES, Machine};
+use crate::sync::launch::Launch;
+use crate::sync::wait::wait_for;
+use crate::work::item::Item;
+use crate::work::ranks::{ranks_of, reduced_slot};
+
+/// A row that returns.
+pub struct Returned<L> {
+    /// Its number among the expert rows.
+    pub row: u32,
+    /// The experts of its token, one a lane.
+    pub experts: L,
+}
+
+/// Ends an item's part of a view, if kernels are to check: fills its payload, and with its first part the
+/// scales, so that nobody who reads them later takes them for a row. The header stays. Before this rank
+/// returns its credit.
+#[inline(always)]
+pub fn end_view<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item) {
+    let (machine, common) = (launch.machine, launch.common);
+    let is_view = options.rows.is_on != 0 && options.rows.layout() == ReceiveLayout::View;
+    if !is_view || common.debug_checks == 0 {
+        return;
+    }
+    let at = common.window.dispatch_row(item.source, item.token);
+    let row = machine.row(Row::Window(common.rank(), at));
+    let fill = |range: ByteRange| {
+        let mut start = range.start;
+        while start < range.end {
+            machine.store_tile(row, start, range.end, &[M::SENTINELS]);
+            start += M::WARP_BYTES;
+        }
+    };
+    fill(item.range(common.row.payload_bytes));
+    if item.part == 0 {
+        fill(ByteRange {
+            start: common.row.payload_bytes,
+            end: common.row.header,
+        });
+    }
+}
+
+/// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row did
+/// not fit in the outputs. Nothing if no weights return.
+#[inline(always)]
+pub fn return_weights<M: Machine>(
+    launch: &Launch<M>,
+    args: &CombineArgs,
+    options: &CombineOptions,
+    to: Row,
+    returned: Returned<M::Lanes<u32>>,
+) {
+    let (machine, common) = (launch.machine, launch.common);
+    let shape = &common.shape;
+    let (Row::Window(rank, at) | Row::Inline(rank, at)) = to else {
+        return;
+    };
+    if options.rows.weights == 0 {
+        return;
+    }
+    let is_inside = (returned.row as u64) < args.row_capacity;
+    let first_expert = common.rank().0 * shape.local_experts();
+    machine.lanes(|lane| {
+        let expert = machine
+            .own(returned.experts, lane)
+            .wrapping_sub(first_expert);
+        if lane >= shape.top_k || expert >= shape.local_experts() {
+            return;
+        }
+        let weight = match is_inside {
+            true => {
+                let at = assignment_index(shape.top_k, returned.row, lane);
+                machine.read(Table::ReturnedWeights, at)
+            }
+            false => 0,
+        };
+        let at = Window::combine_weight(shape, at, lane);
+        machine.write_word(rank, at, avoid_sentinel(weight));
+    });
+}
+
+/// Writes the weights of a token's slots as its experts' ranks returned them, zeros for slots that are not
+/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that has
+/// not. Nothing if no weights return.
+#[inline(always)]
+pub fn take_weights<M: Machine>(
+    launch: &Launch<M>,
+    options: &CombineOptions,
+    token: u32,
+    is_inline: bool,
+    experts: M::Lanes<u32>,
+) -> Result<(), TimedOut> {
+    let (machine, common) = (launch.machine, launch.common);
+    let (shape, window) = (&common.shape, &common.window);
+    if options.rows.combined_weights == 0 {
+        return Ok(());
+    }
+    let ranks = ranks_of(machine, shape, experts);
+    let is_routed = |lane| lane < shape.top_k && machine.own(experts, lane) < shape.experts;
+    let slot = |lane| {
+        let expert = machine.own(experts, lane).min(shape.experts - 1);
+        reduced_slot(window, ranks, shape.rank_of(expert))
+    };
+    let at = |lane: u32| {
+        let row = match is_inline {
+            true => window.inline_combine_row(token, slot(lane)),
+            false => window.combine_row(token, slot(lane)),
+        };
+        Window::combine_weight(shape, row, lane.min(shape.top_k - 1))
+    };
+    let read = || {
+        machine.lanes(|lane| match is_routed(lane) {
+            true => machine.read_window(at(lane)),
+            false => 0,
+        })
+    };
+    let mut weights = read();
+    if is_inline && wait_for(machine, &mut weights, read, |word| word == SENTINEL).is_err() {
+        let is_missing = machine.lanes(|lane| machine.own(weights, lane) == SENTINEL);
+        let lane = machine.ballot(is_missing).trailing_zeros().min(LANES - 1);
+        let row = machine.broadcast(machine.lanes(slot), lane);
+        return Err(TimedOut { row });
+    }
+    machine.lanes(|lane| {
+        if is_routed(lane) && is_inline {
+            machine.write_window(at(lane), SENTINEL);
+        }
+        if lane < shape.top_k {
+            let index = assignment_index(shape.top_k, token, lane);
+            machine.write(Table::CombinedWeights, index, machine.own(weights, lane));
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! Runs of models.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::Weak;
+
+/// Runs every interleaving of a model, up to a few preemptions.
+pub fn check(model: fn(Weak), weak: Weak) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || model(weak));
+}
+
+/// Asserts that the model fails with this message.
+pub fn finds(model: fn(Weak), weak: Weak, message: &str) {
+    let panic = catch_unwind(AssertUnwindSafe(|| check(model, weak)));
+    let panic = panic.expect_err("the mutant was not found");
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
+    assert_eq!(text, Some(message), "{weak:?}");
+}

@@ -1,0 +1,303 @@
+//! The kernels' arguments of a dispatch.
+
+use bytemuck::Zeroable;
+use ferry_layout::{
+    Common, DispatchArgs, DispatchOptions, DispatchWith, ReceivedRows, TokenFormat, scale_placement,
+};
+
+use super::{DispatchInput, DispatchOutput, address_or_none};
+use crate::call::scales::{ScaleAddresses, ScaleTensor};
+use crate::error::{Error, Problem, TensorError};
+use crate::plan::Plan;
+use crate::plan::capacity::Capacity;
+use crate::tensor::Element;
+use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
+
+impl DispatchInput {
+    /// The inputs that the wait of a split dispatch needs.
+    pub(crate) fn sent(&self) -> Sent {
+        Sent { input: *self }
+    }
+
+    /// Bytes from one row of `x` to the next.
+    const fn x_stride(&self) -> u64 {
+        // For a single row it may be any number.
+        (self.x.strides[0] as u64).wrapping_mul(2)
+    }
+
+    /// The kernels' arguments without outputs.
+    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> Result<DispatchWith, Error> {
+        let config = plan.config();
+        let tokens = self.x.dims[0];
+        if tokens > config.max_tokens_per_rank {
+            return Err(Error::TooManyTokens {
+                given: tokens,
+                max: config.max_tokens_per_rank,
+            });
+        }
+        self.x.require_rows("x", [tokens, config.hidden])?;
+        self.require_ids(plan)?;
+        if let Some(weights) = &self.topk_weights {
+            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
+        }
+        let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
+        match &self.input_scale {
+            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::F32)?,
+            Some(_) => {
+                return Err(Error::UnusedInputScale {
+                    format: config.format,
+                });
+            }
+            None => {}
+        }
+        if let Some(count) = &self.tokens_on_device {
+            count.require("tokens_on_device", [1], Element::U32)?;
+        }
+        Ok(DispatchWith {
+            args: DispatchArgs {
+                x: self.x.at.address(),
+                x_stride: self.x_stride(),
+                topk_ids: self.topk_ids.at.address(),
+                topk_weights: address_or_none(self.topk_weights),
+                input_scale: address_or_none(self.input_scale),
+                ..args_of(common, tokens)
+            },
+            options: self.options(plan),
+        })
+    }
+
+    /// Checks the ids of experts, in either type.
+    pub(super) fn require_ids(&self, plan: &Plan) -> Result<(), TensorError> {
+        let element = match self.topk_ids.data_type {
+            DataType::I64 => DataType::I64,
+            _ => DataType::I32,
+        };
+        if element == DataType::I64 && !plan.takes_options() {
+            return Err(TensorError {
+                tensor: "topk_ids",
+                wanted: "elements of i32, as the plan's options is false: i64 needs kernels with options"
+                    .to_owned(),
+                given: element.to_string(),
+            });
+        }
+        let dims = [self.x.dims[0], plan.config().top_k];
+        self.topk_ids
+            .require("topk_ids", dims, Element::natural(element))
+    }
+
+    /// Options of both halves, without outputs.
+    fn options(&self, plan: &Plan) -> DispatchOptions {
+        let config = plan.config();
+        let mut rows = ReceivedRows::NONE;
+        if config.receive.keeps_rows() {
+            rows.is_on = 1;
+            rows.layout = config.receive.number();
+            rows.clears_absent = config.clear_absent.into();
+            rows.transposes_scales = config.transposed_scales.into();
+        }
+        DispatchOptions {
+            tokens_on_device: address_or_none(self.tokens_on_device),
+            wide_ids: (self.topk_ids.data_type == DataType::I64).into(),
+            rows,
+            ..DispatchOptions::NONE
+        }
+    }
+}
+
+/// Inputs of a dispatch's first half that the second half needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    /// Its `x` and `input_scale` become a shared expert's rows.
+    pub(super) input: DispatchInput,
+}
+
+impl Sent {
+    /// The kernels' arguments without outputs. Without a shared expert, no input is read.
+    pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
+        let input = &self.input;
+        let mut args = args_of(common, self.tokens());
+        if plan.config().shared_expert {
+            (args.x, args.x_stride) = (input.x.at.address(), input.x_stride());
+            args.input_scale = address_or_none(input.input_scale);
+        }
+        DispatchWith {
+            args,
+            options: input.options(plan),
+        }
+    }
+
+    /// Number of rows of `x`.
+    pub(crate) const fn tokens(&self) -> usize {
+        self.input.x.dims[0]
+    }
+
+    /// Whether the number of tokens is on the device.
+    pub(crate) const fn is_counted(&self) -> bool {
+        self.input.tokens_on_device.is_some()
+    }
+}
+
+/// The kernels' arguments without inputs and outputs.
+pub(crate) fn args_of(common: &Common, tokens: usize) -> DispatchArgs {
+    DispatchArgs {
+        common: Common {
+            tokens: tokens as u32,
+            ..*common
+        },
+        ..DispatchArgs::zeroed()
+    }
+}
+
+impl DispatchOutput {
+    /// Outputs by expert in BF16: all other tensors are `None`.
+    pub const fn by_expert(
+        tokens: Tensor<2>,
+        row_offsets: Tensor<1>,
+        expert_ids: Tensor<1>,
+        src_info: Tensor<2>,
+    ) -> Self {
+        Self {
+            tokens: Some(tokens),
+            scales: None,
+            row_scales: None,
+            row_offsets: Some(row_offsets),
+            expert_ids: Some(expert_ids),
+            src_info,
+            ids: None,
+            weights: None,
+            source_rows: None,
+            expert_rows: None,
+        }
+    }
+
+    /// Checks every tensor.
+    pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
+        let (rows, given) = (self.capacity(), self.scales.as_ref());
+        let wanted = Capacity {
+            rows,
+            wide_ids: self.has_wide_ids(),
+            ..Capacity::default()
+        };
+        if let Some(rule) = plan.fixed_rows(rows) {
+            return Err(Error::Capacity(Problem {
+                field: "rows",
+                value: rows.to_string(),
+                rule,
+            }));
+        }
+        let (form, shape) = (plan.scale_form(), plan.shape());
+        let scales = ScaleTensor::check(given, form, shape, plan.groups(), rows)?;
+        self.require(&plan.outputs(wanted), plan)?;
+        self.require_disjoint()?;
+        Ok(scales)
+    }
+
+    fn has_wide_ids(&self) -> bool {
+        self.ids.is_some_and(|ids| ids.data_type == DataType::I64)
+    }
+
+    /// Checks that ids come out in the type in which they went in.
+    fn require_type_of_ids(&self, options: &DispatchOptions) -> Result<(), TensorError> {
+        let went_in = match options.wide_ids {
+            0 => DataType::I32,
+            _ => DataType::I64,
+        };
+        match self.ids {
+            Some(ids) if self.has_wide_ids() != (options.wide_ids != 0) => Err(TensorError {
+                tensor: "ids",
+                wanted: format!("elements of {went_in}, as in topk_ids"),
+                given: ids.data_type.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// `args`, with these outputs.
+    pub(crate) fn add_to(&self, with: DispatchWith, plan: &Plan) -> Result<DispatchWith, Error> {
+        let (scales, capacity) = (self.check(plan)?, self.capacity());
+        self.require_type_of_ids(&with.options)?;
+        let args = DispatchArgs {
+            output_tokens: address_or_none(self.tokens),
+            output_scales: scales.scales,
+            scales_offsets: scales.offsets,
+            row_scales: address_or_none(self.row_scales),
+            block_capacity: scales.blocks,
+            row_offsets: address_or_none(self.row_offsets),
+            expert_ids: address_or_none(self.expert_ids),
+            src_info: self.src_info.at.address(),
+            row_capacity: capacity as u64,
+            ..with.args
+        };
+        let options = DispatchOptions {
+            shared_of: plan.shared_of(),
+            rows: ReceivedRows {
+                ids: address_or_none(self.ids),
+                weights: address_or_none(self.weights),
+                of_source: address_or_none(self.source_rows),
+                of_expert: address_or_none(self.expert_rows),
+                ..with.options.rows
+            },
+            ..with.options
+        };
+        require_room_for_shared(&args, &options)?;
+        Ok(DispatchWith { args, options })
+    }
+
+    /// Number of rows that fit in the outputs.
+    pub(crate) const fn capacity(&self) -> usize {
+        match &self.tokens {
+            Some(tokens) => tokens.dims[0],
+            None => self.src_info.dims[0],
+        }
+    }
+}
+
+/// Sizes of a dispatch that its combine needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// Tokens of this rank.
+    pub(crate) tokens: usize,
+    /// Rows that fit in its outputs.
+    pub(crate) capacity: usize,
+    /// Whether the number of tokens is on the device.
+    pub(crate) is_counted: bool,
+}
+
+impl Received {
+    pub(crate) const fn of(sent: &Sent, output: &DispatchOutput) -> Self {
+        Self {
+            tokens: sent.tokens(),
+            capacity: output.capacity(),
+            is_counted: sent.is_counted(),
+        }
+    }
+}
+
+/// Refuses outputs with fewer rows, or blocks of scales, than the shared expert's tokens take, which are
+/// written before the number of other rows is known.
+fn require_room_for_shared(args: &DispatchArgs, options: &DispatchOptions) -> Result<(), Error> {
+    if !options.has_shared_expert() {
+        return Ok(());
+    }
+    let (common, tokens) = (&args.common, options.shared(args.common.tokens).count);
+    let rows = common.row.padded(tokens);
+    let blocks = if common.shape.has_tiled_scales() {
+        scale_placement::blocks(rows)
+    } else {
+        0
+    };
+    for (field, needed, given) in [
+        ("rows", rows, args.row_capacity),
+        ("scale_blocks", blocks, args.block_capacity),
+    ] {
+        if u64::from(needed) > given {
+            return Err(Error::Capacity(Problem {
+                field,
+                value: given.to_string(),
+                rule: format!("the shared expert's {tokens} tokens alone take {needed}"),
+            }));
+        }
+    }
+    Ok(())
+}

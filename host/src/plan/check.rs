@@ -1,0 +1,262 @@
+//! Checks of a configuration.
+
+use std::time::Duration;
+
+use ferry_layout::{
+    AssignmentWords, CombineMode, MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, ReceiveLayout, ScaleLayout,
+    TokenFormat,
+};
+
+use crate::error::Problem;
+use crate::plan::config::Config;
+
+/// Most elements of a token: its bytes, and the header after them, count in 32 bits.
+pub(super) const MAX_HIDDEN: usize = 1 << 20;
+/// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
+pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
+/// Longest deadline: a day.
+const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Collects problems.
+#[derive(Default)]
+pub(super) struct Problems(pub(super) Vec<Problem>);
+
+impl Problems {
+    pub(super) fn require(
+        &mut self,
+        holds: bool,
+        field: &'static str,
+        value: impl ToString,
+        rule: impl ToString,
+    ) {
+        if !holds {
+            self.0.push(Problem {
+                field,
+                value: value.to_string(),
+                rule: rule.to_string(),
+            });
+        }
+    }
+}
+
+pub(super) fn check_routing(problems: &mut Problems, ranks: u32, config: &Config) {
+    let Config { experts, top_k, .. } = *config;
+    problems.require(
+        (1..=MAX_RANKS).contains(&ranks),
+        "ranks",
+        ranks,
+        format_args!("a group has 1 to {MAX_RANKS} ranks"),
+    );
+    problems.require(
+        (1..=MAX_EXPERTS as usize).contains(&experts),
+        "experts",
+        experts,
+        format_args!("it must be 1 to {MAX_EXPERTS}"),
+    );
+    problems.require(
+        ranks == 0 || experts.is_multiple_of(ranks as usize),
+        "experts",
+        experts,
+        format_args!("it must be divisible by the {ranks} ranks"),
+    );
+    problems.require(
+        (1..=MAX_TOP_K as usize).contains(&top_k),
+        "top_k",
+        top_k,
+        format_args!("it must be 1 to {MAX_TOP_K}"),
+    );
+    problems.require(
+        top_k <= experts,
+        "top_k",
+        top_k,
+        format_args!("a token cannot name more than the {experts} experts"),
+    );
+}
+
+pub(super) fn check_sizes(
+    problems: &mut Problems,
+    ranks: u32,
+    local_experts: usize,
+    config: &Config,
+) {
+    let Config {
+        experts,
+        top_k,
+        hidden,
+        max_tokens_per_rank,
+        ..
+    } = *config;
+    problems.require(
+        hidden > 0 && hidden.is_multiple_of(8),
+        "hidden",
+        hidden,
+        "it must be a multiple of 8 above 0",
+    );
+    let (name, word) = (
+        config.format.name(),
+        config.format.sizes().elements_of_word(),
+    );
+    problems.require(
+        word == 0 || hidden.is_multiple_of(word as usize),
+        "hidden",
+        hidden,
+        format_args!(
+            "the scales of {name} are moved as words, of {word} elements each, so it must be a multiple of \
+             {word}"
+        ),
+    );
+    problems.require(
+        hidden <= MAX_HIDDEN,
+        "hidden",
+        hidden,
+        format_args!("it must be at most {MAX_HIDDEN}"),
+    );
+    problems.require(
+        max_tokens_per_rank > 0,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        "it must be at least 1",
+    );
+    let rows =
+        u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    let (all, of) = most_rows(rows, local_experts, config);
+    problems.require(
+        all <= MAX_ROWS,
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!(
+            "ranks * max_tokens_per_rank * top_k{of} is {all}, and at most {MAX_ROWS} rows can be counted"
+        ),
+    );
+    let entries = max_tokens_per_rank as u128 * top_k as u128;
+    let most = AssignmentWords::of(experts.min(MAX_EXPERTS as usize) as u32).max_ranks_in_expert();
+    problems.require(
+        rows > MAX_ROWS || entries <= u128::from(most),
+        "max_tokens_per_rank",
+        max_tokens_per_rank,
+        format_args!(
+            "max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told \
+             apart where there are {experts} experts"
+        ),
+    );
+}
+
+/// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
+fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
+    let alignment = match config.receive.keeps_rows() {
+        true => 1,
+        false => u128::from(config.format.sizes().row_alignment),
+    };
+    let padding = local_experts as u128 * (alignment - 1);
+    let routed = (routed + padding).next_multiple_of(alignment);
+    let tokens = config.max_tokens_per_rank as u128;
+    match (config.shared_expert, alignment) {
+        (false, 1) => (routed, ""),
+        (false, _) => (routed, ", with padding,"),
+        (true, 1) => (routed + tokens, " + max_tokens_per_rank"),
+        (true, _) => (
+            routed + tokens.next_multiple_of(alignment),
+            " + max_tokens_per_rank, with padding,",
+        ),
+    }
+}
+
+pub(super) fn check_nodes(
+    problems: &mut Problems,
+    ranks: u32,
+    reaches_other_nodes: bool,
+    config: &Config,
+) {
+    let Some(size) = config.p2p_world_size else {
+        return;
+    };
+    let divides = size > 0 && (ranks as usize).is_multiple_of(size);
+    problems.require(
+        divides,
+        "p2p_world_size",
+        size,
+        format_args!("it must divide the {ranks} ranks"),
+    );
+    problems.require(
+        !divides || size >= ranks as usize || reaches_other_nodes,
+        "p2p_world_size",
+        size,
+        format_args!("this group cannot reach ranks of other nodes, so it must be {ranks}"),
+    );
+}
+
+/// Checks the layout of received rows, and the fields that only some layouts take.
+pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
+    let Config {
+        receive, format, ..
+    } = *config;
+    let keeps_rows = receive.keeps_rows();
+    let tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
+    let excluded = [
+        (
+            tiled,
+            format!("format is {format}, and only rows by expert have tiled scales"),
+        ),
+        (
+            config.combine == CombineMode::Exact,
+            "combine is exact, which takes rows by expert".to_owned(),
+        ),
+        (
+            config.shared_expert,
+            "shared_expert is true, and its rows are a group of rows by expert".to_owned(),
+        ),
+        (
+            config.skip_a2a,
+            "skip_a2a is true, and rows that do not travel are by expert".to_owned(),
+        ),
+    ];
+    for (is_set, rule) in excluded {
+        problems.require(!(keeps_rows && is_set), "receive", receive, rule);
+    }
+    let fp8 = TokenFormat::BlockwiseFp8;
+    let needed = [
+        (
+            "transposed_scales",
+            config.transposed_scales && format != fp8,
+            format!("format is {format}, and only scales of {fp8} can be transposed"),
+        ),
+        (
+            "transposed_scales",
+            config.transposed_scales && !keeps_rows,
+            format!("receive is {receive}, where the scales of {fp8} are transposed anyway"),
+        ),
+        (
+            "clear_absent",
+            config.clear_absent && receive != ReceiveLayout::Strided,
+            format!("receive is {receive}, and only strided rows can be cleared"),
+        ),
+        (
+            "combine_weights",
+            config.combine_weights && !keeps_rows,
+            format!(
+                "receive is {receive}, and weights return only with rows that stay as they came"
+            ),
+        ),
+    ];
+    for (field, is_wrong, rule) in needed {
+        problems.require(!is_wrong, field, true, rule);
+    }
+}
+
+pub(super) fn check_behaviour(problems: &mut Problems, config: &Config) {
+    let Config {
+        deadline, max_sms, ..
+    } = *config;
+    problems.require(
+        !deadline.is_zero() && deadline <= MAX_DEADLINE,
+        "deadline",
+        format_args!("{deadline:?}"),
+        "it must be above zero and at most a day",
+    );
+    problems.require(
+        max_sms != Some(0),
+        "max_sms",
+        "0",
+        "it must be at least 1, or None for all",
+    );
+}
