@@ -23,18 +23,19 @@
 //! let mut ranks = Communicator::new(&group, &plan)?;
 //! let stream = Stream::DEFAULT;
 //!
-//! // Every rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
+//! // Every rank has one token, for experts 1 (on rank 0) and 2 (on rank 1).
 //! let one = 0x3f80_u16; // 1.0 as BF16
 //! let mut memory = Vec::new();
 //! for rank in &ranks {
 //!     let device = rank.device();
-//!     let (mut rows, sums) = (DispatchBuffers::new(device, &plan)?, CombineBuffers::new(device, &plan)?);
+//!     let mut rows = DispatchBuffers::new(device, &plan)?;
+//!     let sums = CombineBuffers::new(device, &plan)?;
 //!     let input = rows.upload(&[one; 8], &[1, 2], None)?;
 //!     memory.push((input, rows, sums));
 //! }
 //!
-//! // Enqueue on every rank, then wait for every rank. Experts would work in between, on
-//! // `rows.output().tokens`; here they return their input.
+//! // Enqueue on every rank, then wait for every rank. Experts would work in between,
+//! // on `rows.output().tokens`; here they return their input.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
 //!     rank.dispatch(stream, input, rows.output())?;
 //!     let expert_rows = CombineInput::new(rows.output().tokens.expect("not a view"));

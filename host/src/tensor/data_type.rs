@@ -115,9 +115,9 @@ impl fmt::Display for DataType {
 }
 
 /// A host type of one of the [`DataType`]s, for
-/// [`upload_tensor`](trait.Device.html#method.upload_tensor) and `download_tensor`. `bf16` and `f16` are
-/// those of the crate `half`, version 2. Implement it for
-/// types of yours that have the same bits. A copy with a type of another size does not compile:
+/// [`upload_tensor`](device/trait.Device.html#method.upload_tensor) and `download_tensor`. `bf16` and `f16`
+/// are those of the crate `half`, version 2. Implement it for types of yours that have the same bits. A copy
+/// with a type of another size does not compile:
 ///
 /// ```compile_fail
 /// use ferry::{DataType, Device, Error, Tensor, TensorElement};
