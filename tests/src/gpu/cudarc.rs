@@ -13,7 +13,7 @@ use ferry_reference::workload::Routing;
 use ferry_reference::{CombineMode, Dispatched, RankInput, bf16, combine, dispatch};
 
 use super::Suite;
-use super::on_devices::{self, Case, Devices};
+use super::on_devices::{self, Case, Devices, require_refused};
 use crate::rig;
 
 const HIDDEN: usize = 256;
@@ -232,15 +232,6 @@ fn short_slice(_: &Suite<'_>, devices: &Devices) -> Result<()> {
         ensure!(error.given == TOKENS.to_string(), "{error}");
     }
     Ok(())
-}
-
-/// Checks that a result is the refusal of what belongs elsewhere.
-fn require_refused<T>(what: &str, result: Result<T, Error>) -> Result<()> {
-    match result {
-        Err(Error::OtherDevice { .. }) => Ok(()),
-        Err(error) => bail!("{what}: {error}"),
-        Ok(_) => bail!("{what} is taken"),
-    }
 }
 
 fn others(_: &Suite<'_>, devices: &Devices) -> Result<()> {

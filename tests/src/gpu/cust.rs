@@ -14,7 +14,7 @@ use ferry::{
 };
 
 use super::Suite;
-use super::on_devices::{self, Case, Devices};
+use super::on_devices::{self, Case, Devices, require_refused};
 use crate::rig::strict;
 
 const HIDDEN: usize = 8;
@@ -138,15 +138,6 @@ fn short_buffer(_: &Suite<'_>, devices: &Devices) -> Result<()> {
         ensure!(error.given == (TOKENS * HIDDEN).to_string(), "{error}");
     }
     Ok(())
-}
-
-/// Checks that a result is the refusal of what belongs elsewhere.
-fn require_refused<T>(what: &str, result: Result<T, Error>) -> Result<()> {
-    match result {
-        Err(Error::OtherDevice { .. }) => Ok(()),
-        Err(error) => bail!("{what}: {error}"),
-        Ok(_) => bail!("{what} is taken"),
-    }
 }
 
 fn others(_: &Suite<'_>, devices: &Devices) -> Result<()> {

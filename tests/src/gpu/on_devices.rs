@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use ferry::Error;
 use ferry::cuda::CudaDevice;
 
 use super::{Outcome, Suite};
@@ -28,4 +29,13 @@ pub fn check(suite: &mut Suite<'_>, of: &str, cases: &[(&str, Case)]) -> Result<
 fn devices(suite: &Suite<'_>) -> Option<Devices> {
     let ranks = suite.group().local_ranks().into_iter();
     ranks.map(|rank| suite.group().cuda(rank)).collect()
+}
+
+/// Checks that a result is the refusal of what belongs elsewhere.
+pub fn require_refused<T>(what: &str, result: Result<T, Error>) -> Result<()> {
+    match result {
+        Err(Error::OtherDevice { .. }) => Ok(()),
+        Err(error) => bail!("{what}: {error}"),
+        Ok(_) => bail!("{what} is taken"),
+    }
 }
