@@ -41,8 +41,8 @@ macro_rules! kernels_with_epilogue {
 }
 
 /// Declares the kernels with options that wait for other ranks, of one kind and for an epilogue. The kind,
-/// `by_expert` or `as_they_came`, is the name of the functions of `DispatchOptions` and `CombineOptions` that
-/// make constants of the other kind's fields. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// `by_expert` or `as_they_came`, names the functions of `DispatchOptions` and `CombineOptions` that make
+/// constants of the other kind's fields. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernels_of_rounds {

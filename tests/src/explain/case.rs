@@ -113,6 +113,7 @@ impl Case {
             Phase::Fused,
             grid,
             spans_nodes,
+            false,
         )
     }
 }

@@ -34,7 +34,7 @@ pub fn combine_async<M: Machine, E: Epilogue>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineAsync);
     launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, Phase::Send);
+    let (extent, tactics) = tactics_of(&launch, options, Phase::Send);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     launch.end(send_back(&launch, args, options, extent, tactics, sender))
 }
@@ -78,7 +78,7 @@ fn wait_and_reduce<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineWait);
     launch.enter()?;
-    let (_, tactics) = tactics_of(&launch, Phase::Wait);
+    let (_, tactics) = tactics_of(&launch, options, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
     launch.end(reduce_rows(
         &launch, args, options, tactics, reducer, ending,
@@ -95,7 +95,7 @@ fn send_and_reduce<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Combine);
     launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, Phase::Fused);
+    let (extent, tactics) = tactics_of(&launch, options, Phase::Fused);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     let sent = send_back(&launch, args, options, extent, tactics, sender);
     if sent.is_err() {
@@ -123,7 +123,11 @@ fn begin<'a, M: Machine>(
 
 /// The extent that dispatch found over all sources, and the tactics of this launch.
 #[inline(always)]
-fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineTactics) {
+fn tactics_of<M: Machine>(
+    launch: &Launch<M>,
+    options: &CombineOptions,
+    phase: Phase,
+) -> (Extent, CombineTactics) {
     let machine = launch.machine;
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     let grid = machine.warp_position().grid();
@@ -135,6 +139,7 @@ fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineT
         phase,
         grid,
         spans_nodes,
+        options.rows.is_on != 0,
     );
     (extent, tactics)
 }
