@@ -40,6 +40,8 @@ fn every_layout_in_every_format() {
         each: 40,
         seed: seed_of_commit(),
         least: 1,
+        // The machine may have other things to do.
+        seconds: Some(50),
         only: None,
     };
     rows::run(&args).unwrap();
