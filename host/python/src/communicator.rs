@@ -1,6 +1,6 @@
 //! Communicators.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use ferry::{Device, DevicePtr, Rank, Round, Stream};
@@ -35,6 +35,8 @@ struct Inner {
     /// Numbers of dispatches and combines that were enqueued, whole or by their first half.
     sent: AtomicU64,
     returned: AtomicU64,
+    /// Whether the slot is empty, for those who do not wait for its lock.
+    closed: AtomicBool,
 }
 
 #[pymethods]
@@ -58,6 +60,7 @@ impl Communicator {
                     device,
                     sent: AtomicU64::new(0),
                     returned: AtomicU64::new(0),
+                    closed: AtomicBool::new(false),
                 }),
             }
         };
@@ -77,7 +80,11 @@ impl Communicator {
 
     #[getter]
     fn closed(&self) -> PyResult<bool> {
-        Ok(self.lock()?.is_none())
+        Ok(self
+            .inner
+            .get("communicator")?
+            .closed
+            .load(Ordering::Relaxed))
     }
 
     fn _dispatch(
@@ -167,17 +174,19 @@ impl Communicator {
             return Ok(());
         };
         let closed = py.detach(|| communicator.close());
-        closed.map_err(|refused| {
+        let refused = closed.map_err(|refused| {
             *slot = refused.communicator.map(|communicator| *communicator);
             errors::from(refused.error)
-        })
+        });
+        self.note_closed(slot.is_none())?;
+        refused
     }
 
     /// Drops it as it is, also with an open round.
     fn _drop(&self, py: Python<'_>) -> PyResult<()> {
         let communicator = self.lock()?.take();
         py.detach(|| drop(communicator));
-        Ok(())
+        self.note_closed(true)
     }
 
     fn _assume_no_foreign_graphs(&self, py: Python<'_>) -> PyResult<()> {
@@ -191,6 +200,9 @@ impl Communicator {
 
     /// Allocates device memory, and returns its address. Synchronizes.
     fn _alloc(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
+        if self.closed()? {
+            return Err(self.is_closed());
+        }
         let device = self.device_of()?;
         let at = py.detach(|| device.alloc(bytes)).map_err(errors::from)?;
         Ok(at.address())
@@ -281,6 +293,13 @@ impl Communicator {
     /// Its device, as long as it is open.
     pub(crate) fn device_of(&self) -> PyResult<&Arc<dyn Device>> {
         Ok(&self.inner.get("communicator")?.device)
+    }
+
+    /// Notes whether the slot is empty.
+    pub(crate) fn note_closed(&self, closed: bool) -> PyResult<()> {
+        let inner = self.inner.get("communicator")?;
+        inner.closed.store(closed, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Counts a dispatch.

@@ -36,8 +36,8 @@ mod _ferry {
     use super::group::Group;
     #[pymodule_export]
     use super::local_ranks::{
-        combine_all, combine_async_all, combine_wait_all, dispatch_all, dispatch_async_all,
-        dispatch_wait_all,
+        close_all, combine_all, combine_async_all, combine_wait_all, dispatch_all,
+        dispatch_async_all, dispatch_wait_all,
     };
     #[pymodule_export]
     use super::plan::{Plan, decode_rows, format_sizes};

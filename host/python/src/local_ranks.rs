@@ -126,3 +126,29 @@ pub(crate) fn combine_wait_all(
 ) -> PyResult<()> {
     call(py, &ranks, &streams, ferry::Communicator::combine_wait_all)
 }
+
+/// Closes all ranks, or none if a round is open. Returns the first error.
+#[pyfunction]
+pub(crate) fn close_all(py: Python<'_>, ranks: Ranks<'_>) -> PyResult<()> {
+    let mut slots = Vec::new();
+    for rank in &ranks {
+        slots.push(rank.lock()?);
+    }
+    let all: Vec<_> = slots.iter_mut().filter_map(|slot| slot.take()).collect();
+    let closed = py.detach(|| ferry::Communicator::close_all(all));
+    let mut first = None;
+    for (number, failure) in closed
+        .err()
+        .map_or_else(Vec::new, |failed| failed.into_failures())
+    {
+        let at = ranks.iter().position(|rank| rank.number() == number);
+        if let (Some(at), Some(communicator)) = (at, failure.communicator) {
+            *slots[at] = Some(*communicator);
+        }
+        first.get_or_insert(failure.error);
+    }
+    for (rank, slot) in ranks.iter().zip(&slots) {
+        rank.note_closed(slot.is_none())?;
+    }
+    first.map_or(Ok(()), |error| Err(errors::from(error)))
+}

@@ -98,6 +98,14 @@ impl Plan {
         self.plan.workspace_bytes()
     }
 
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let config = self.config.0.bind(py).repr()?;
+        Ok(format!(
+            "<ferry_ep.Plan of {} ranks: {config}>",
+            self.plan.ranks()
+        ))
+    }
+
     fn shared_tokens(&self, rank: u32, tokens: usize) -> (usize, usize) {
         let range = self.plan.shared_tokens(Rank(rank), tokens);
         (range.start, range.end)

@@ -221,8 +221,11 @@ class Rank:
     def __repr__(self) -> str:
         if self._native.closed:
             return f"<ferry_ep.Communicator rank {self.rank}, closed>"
-        ranks = self.plan.ranks
-        return f"<ferry_ep.Communicator rank {self.rank} of {ranks} on {self.device}, {self.round}>"
+        try:
+            state = self.round
+        except FerryError:
+            state = "in a call of another thread"
+        return f"<ferry_ep.Communicator rank {self.rank} of {self.plan.ranks} on {self.device}, {state}>"
 
     # Helpers of calls
 

@@ -185,16 +185,14 @@ class Communicators(Sequence[Communicator]):
 
     def close(self) -> None:
         """Closes all ranks, in the order of their numbers; the first exception is raised at the end. If a
-        round is open, none is closed. Collective."""
+        round is open, none is closed. Collective. Synchronizes. A second call does nothing."""
         ranks = [rank for rank in self if not rank.closed]
-        failed: list[FerryError] = []
-        for rank in ranks:
-            try:
-                rank.close()
-            except FerryError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        try:
+            _ferry.close_all([rank._native for rank in ranks])
+        finally:
+            for rank in ranks:
+                if rank.closed:
+                    rank._end()
 
     def __enter__(self) -> Communicators:
         return self
@@ -205,14 +203,14 @@ class Communicators(Sequence[Communicator]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        failed: list[FerryError] = []
-        for rank in self:
-            try:
-                rank.__exit__(kind, error, traceback)
-            except FerryError as refused:
-                failed.append(refused)
-        if failed:
-            raise failed[0]
+        try:
+            self.close()
+        except FerryError:
+            # The exception under way says more, and the round may never end.
+            if kind is None:
+                raise
+            for rank in self:
+                rank._native._drop()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
