@@ -14,7 +14,7 @@ use crate::plan::Plan;
 use crate::process::Own;
 
 /// One rank's end.
-#[pyclass(frozen, subclass, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep._ferry")]
 pub(crate) struct Communicator {
     inner: Own<Inner>,
     #[pyo3(get)]
@@ -217,14 +217,14 @@ impl Communicator {
     }
 
     /// Copies `bytes` bytes from the host to the device. Synchronizes.
-    fn _upload(&self, py: Python<'_>, to: u64, from: usize, bytes: usize) -> PyResult<()> {
+    fn _upload(&self, py: Python<'_>, to: u64, from_: usize, bytes: usize) -> PyResult<()> {
         if bytes == 0 {
             return Ok(());
         }
         let device = self.device_of()?;
         py.detach(|| {
             // SAFETY: the Python sources pass the address and size of an array that they hold.
-            let source = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
+            let source = unsafe { std::slice::from_raw_parts(from_ as *const u8, bytes) };
             // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
             let to = unsafe { DevicePtr::new(to, bytes as u64) };
             device.upload(to, source)
@@ -233,7 +233,7 @@ impl Communicator {
     }
 
     /// Copies `bytes` bytes from the device to the host. Synchronizes.
-    fn _download(&self, py: Python<'_>, from: u64, to: usize, bytes: usize) -> PyResult<()> {
+    fn _download(&self, py: Python<'_>, from_: u64, to: usize, bytes: usize) -> PyResult<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -243,7 +243,7 @@ impl Communicator {
             // other thread uses meanwhile.
             let target = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
             // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
-            let from = unsafe { DevicePtr::new(from, bytes as u64) };
+            let from = unsafe { DevicePtr::new(from_, bytes as u64) };
             device.download(from, target)
         })
         .map_err(errors::from)

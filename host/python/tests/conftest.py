@@ -51,7 +51,7 @@ def bench():
 
 
 def in_threads(work, count: int) -> list:
-    """Runs ``work(rank)`` in a thread for each rank, and returns the results; the first exception is raised."""
+    """Runs ``work(rank)`` in a thread for each rank. Returns the results, or raises the first exception."""
     results: list = [None] * count
     errors: list = []
 

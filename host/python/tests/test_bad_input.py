@@ -64,7 +64,7 @@ def test_outputs_are_checked(of):
     with pytest.raises(ferry.TensorError, match=r"src_info: .*read-only"):
         rank.dispatch(x[0], ids[0], out=out)
     for capacity in ("most", -1, 2**40):
-        with pytest.raises(ferry.ArgumentError, match="capacity|rows"):
+        with pytest.raises(ferry.ArgumentError, match=r"capacity|rows"):
             rank.outputs(x[0], capacity)
     assert rank.round == "idle"
 

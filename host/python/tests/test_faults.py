@@ -142,7 +142,12 @@ def test_waits_release_the_interpreter(bench):
     of = bench(2, deadline=1.0)
     x, ids, _ = of.problem(6).arguments
     counted = 0
-    thread = threading.Thread(target=lambda: pytest.raises(ferry.PeerTimeout, of.ranks[0].dispatch, x[0], ids[0]))
+
+    def alone():
+        with pytest.raises(ferry.PeerTimeout):
+            of.ranks[0].dispatch(x[0], ids[0])
+
+    thread = threading.Thread(target=alone)
     thread.start()
     begin = time.monotonic()
     while thread.is_alive() and time.monotonic() - begin < 5:

@@ -19,11 +19,10 @@ FORMATS = [
     "nvfp4-row:tiled",
     "nvfp4-row:row-major",
 ]
-#: Largest error of an element, as a part of the largest magnitude of its scale's group: half the distance of
-#: the two largest codes over the largest one, plus the rounding of the scale. fp8: 32/448/2. mxfp8: scales are
-#: powers of two, so that the largest magnitude may be just above half the range, whose last step is 1/16 of
-#: it: 1/16/2, and what is above 448 saturates (512 - 448) / 512. mxfp4: 2/6/2 and (8 - 6) / 8. nvfp4: 2/6/2,
-#: and 1/16 of the scale's rounding.
+#: Largest error of an element, as a part of the largest magnitude of its scale's group. Half the distance of
+#: the two largest codes over the largest one: fp8 32/448/2, nvfp4 2/6/2 and 1/16 for the scale's rounding. MX
+#: scales are powers of two, so that values above the largest code saturate: mxfp8 (512 - 448) / 512, mxfp4
+#: (8 - 6) / 8.
 BOUNDS = {"bf16": 0, "fp8": 0.036, "mxfp8": 0.126, "mxfp4": 0.26, "nvfp4": 0.24, "nvfp4-row": 0.24}
 
 

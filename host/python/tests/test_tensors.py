@@ -57,9 +57,11 @@ def device_round(of, problem):
     """A round of one rank in memory of its device."""
     rank = of.ranks[0]
     x, ids, weights = problem.arguments
-    given = [rank.empty(array.shape, kind) for array, kind in ((x[0], "bf16"), (ids[0], "i32"), (weights[0], "f32"))]
-    for array, source in zip(given, (x[0], ids[0], weights[0]), strict=True):
+    given = []
+    for source, kind in ((x[0], "bf16"), (ids[0], "i32"), (weights[0], "f32")):
+        array = rank.empty(source.shape, kind)
         array.copy_from(source)
+        given.append(array)
     return rank, given, rank.outputs(), rank.combined()
 
 
@@ -72,7 +74,8 @@ def test_device_memory(bench):
     rank.combine(out.tokens, out=combined)
     assert rank.synchronize() is None
     np.testing.assert_array_equal(out.expert_ids.numpy(), [0, 1])
-    wanted = bf16(bf16((problem.x[0] * problem.weights[0][:, :1]) + (problem.x[0] * problem.weights[0][:, 1:])))
+    x, weights = problem.x[0], problem.weights[0]
+    wanted = bf16(x * weights[:, :1] + x * weights[:, 1:])
     np.testing.assert_array_equal(combined.numpy(), bits(wanted))
     assert "bf16 [5, 64]" in repr(combined)
 
@@ -112,7 +115,7 @@ def test_addresses(bench):
     assert (tensor.shape, tensor.strides, tensor.nbytes) == ([5, 64], [64, 1], 640)
     assert "bf16 [5, 64]" in repr(tensor)
     rank.dispatch(tensor, ids)
-    with pytest.raises(ferry.ArgumentError, match="data_type is .int128."):
+    with pytest.raises(ferry.ArgumentError, match=r"data_type is .int128."):
         ferry.Tensor(0, "int128", (1,))
     with pytest.raises(ferry.TensorError, match="strides"):
         ferry.Tensor(0, "f32", (1, 2), (1,))

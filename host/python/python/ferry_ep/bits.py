@@ -57,7 +57,6 @@ def decode(plan: Plan, output: DispatchOutput, input_scale: float | None = None)
     offsets = [] if output.scale_offsets is None else output.scale_offsets.tolist()
     scales = of_bytes(output.scales, rows if layout == "row-major" else None)
     row_scales = [] if output.row_scales is None else output.row_scales[:rows].tolist()
-    values = _ferry.decode_rows(
-        plan, of_bytes(output.tokens, rows), scales, offsets, row_scales, output.row_offsets.tolist(), input_scale
-    )
+    codes, starts = of_bytes(output.tokens, rows), output.row_offsets.tolist()
+    values = _ferry.decode_rows(plan, codes, scales, offsets, row_scales, starts, input_scale)
     return numpy.frombuffer(values, dtype=numpy.float32).reshape(rows, plan.config.hidden)

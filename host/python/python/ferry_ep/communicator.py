@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _ferry
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Call
 from .outputs import DispatchOutput, SiluOutput

@@ -53,9 +53,7 @@ class Rank:
             made.append(communicator)
         return made
 
-    def _begin(
-        self, group: Group, native: _ferry.Communicator, peers: list[weakref.ref[Rank]]
-    ) -> None:
+    def _begin(self, group: Group, native: _ferry.Communicator, peers: list[weakref.ref[Rank]]) -> None:
         self._group = group
         self._native = native
         self._copies = group.kind in SIMULATED
@@ -167,7 +165,10 @@ class Rank:
         return self._faults.pop(0) if self._faults else None
 
     def check(self) -> Fault | None:
-        """Returns an input fault that was found so far, once. Does not wait. Raises as :meth:`synchronize`."""
+        """Returns an input fault that was found so far, once. Does not wait.
+
+        Raises as :meth:`synchronize`.
+        """
         self._note(self._native._check())
         return self._faults.pop(0) if self._faults else None
 

@@ -223,7 +223,8 @@ class Communicators(Sequence[Communicator]):
         values = [None] * len(self) if given is None else list(given)
         if len(values) != len(self):
             raise ArgumentError(
-                f"{len(values)} {name} were given, but the call is for {len(self)} ranks, and takes one for each"
+                f"{len(values)} {name} were given, but the call is for {len(self)} ranks, and takes one for "
+                "each"
             )
         return values
 

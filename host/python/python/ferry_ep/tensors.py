@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import sys
 from typing import Any, NamedTuple
 
@@ -129,9 +130,7 @@ def _as(found: Described, wanted: str) -> Described:
         shape, strides = found.shape, found.strides
         if shape and (len(strides) < 2 or strides[-1] == 1):
             last = (*(2 * stride for stride in strides[:-1]), 1)
-            return found._replace(
-                data_type="e2m1", shape=(*shape[:-1], 2 * shape[-1]), strides=last
-            )
+            return found._replace(data_type="e2m1", shape=(*shape[:-1], 2 * shape[-1]), strides=last)
     return found
 
 
@@ -148,9 +147,7 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
     if device.type not in ("cpu", "cuda"):
         raise refuse(name, "memory of the CPU or of a GPU", f"a tensor on {device}")
     place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-    found = Described(
-        value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value
-    )
+    found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
     if data_type != "e2m1":
         return found
     # torch counts pairs.
@@ -185,22 +182,9 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
-class _DlTensor(ctypes.Structure):
-    """``DLTensor`` of dlpack.h, version 1.0."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
+#: ``DLTensor`` of dlpack.h, version 1.0: data, device type and number, dimensions, type (code, bits, lanes),
+#: addresses of shape and strides, offset.
+_DL_TENSOR = struct.Struct("@PiiiBBHPPQ")
 
 #: Types by code and bits of dlpack.h.
 _DLPACK = {
@@ -221,15 +205,18 @@ def _of_dlpack(name: str, value: Any, wanted: str) -> Described:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     # The capsule is not consumed: as long as it lives, so does the memory.
-    tensor = _DlTensor.from_address(pointer(capsule, b"dltensor"))
-    kind = (tensor.code, tensor.bits)
-    data_type = _name_of(name, _DLPACK.get(kind, f"DLPack type {kind}"), wanted)
-    shape = tuple(tensor.shape[at] for at in range(tensor.ndim))
-    strides = tuple(tensor.strides[at] for at in range(tensor.ndim)) if tensor.strides else _dense(shape)
+    fields = _DL_TENSOR.unpack(ctypes.string_at(pointer(capsule, b"dltensor"), _DL_TENSOR.size))
+    data, device_type, device_id, ndim, code, bits, _, shape_at, strides_at, offset = fields
+    data_type = _name_of(name, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
+    shape = _numbers(shape_at, ndim)
+    strides = _numbers(strides_at, ndim) if strides_at else _dense(shape)
     # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
-    places = {1: "cpu", 2: f"cuda:{tensor.device_id}", 3: "cpu", 13: f"cuda:{tensor.device_id}"}
-    place = places.get(tensor.device_type)
+    places = {1: "cpu", 2: f"cuda:{device_id}", 3: "cpu", 13: f"cuda:{device_id}"}
+    place = places.get(device_type)
     if place is None:
-        raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {tensor.device_type}")
-    address = (tensor.data or 0) + tensor.byte_offset
-    return Described(address, data_type, shape, strides, place, capsule)
+        raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {device_type}")
+    return Described(data + offset, data_type, shape, strides, place, capsule)
+
+
+def _numbers(address: int, count: int) -> tuple[int, ...]:
+    return struct.unpack(f"@{count}q", ctypes.string_at(address, 8 * count))
