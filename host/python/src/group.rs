@@ -1,5 +1,7 @@
 //! Groups of ranks.
 
+use std::path::PathBuf;
+
 use ferry::Rank;
 use ferry::simulator::{Lost, Options};
 use pyo3::prelude::*;
@@ -35,6 +37,26 @@ impl Group {
             ..Options::new(ranks, seed)
         };
         Self::made(py.detach(|| ferry::Group::simulated_with(options)))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0))]
+    fn simulated_at(
+        py: Python<'_>,
+        path: PathBuf,
+        rank: u32,
+        ranks: u32,
+        seed: u64,
+        patience: Option<f64>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let patience = patience.map(|patience| errors::seconds("patience", patience));
+        let options = Options {
+            patience: patience.transpose()?,
+            ..Options::new(ranks, seed)
+        };
+        let timeout = errors::seconds("timeout", timeout)?;
+        Self::made(py.detach(|| ferry::Group::simulated_at(&path, Rank(rank), &options, timeout)))
     }
 
     #[cfg(feature = "cuda")]
@@ -80,7 +102,7 @@ impl Group {
         bootstrap: &Bootstrap,
         device: usize,
         share_gpus: bool,
-        library: Option<std::path::PathBuf>,
+        library: Option<PathBuf>,
     ) -> PyResult<Self> {
         #[cfg(feature = "nvshmem")]
         {

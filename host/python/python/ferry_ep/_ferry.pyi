@@ -178,6 +178,25 @@ class Group:
         :class:`ferry_ep.GroupError` for other than 1 to 64 ranks. Not collective.
         """
     @staticmethod
+    def simulated_at(
+        path: str,
+        rank: int,
+        ranks: int,
+        seed: int = 0,
+        *,
+        patience: float | None = None,
+        timeout: float = 30.0,
+    ) -> Group:
+        """Makes simulated ranks that are processes, for tests and first steps with ``torchrun``.
+
+        Rank 0's process runs the simulation, and the others talk to it over a Unix socket at ``path``, which
+        other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
+        have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
+
+        A process that ends is a lost rank. If rank 0's ends, calls of the others raise
+        :class:`ferry_ep.SimulatorError` at once.
+        """
+    @staticmethod
     def local(devices: Sequence[int], *, share_gpus: bool = False) -> Group:
         """Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
         ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
