@@ -1,6 +1,6 @@
 //! Checked arguments of dispatch and combine.
 
-use ferry::{Capacity, CombineEpilogue, CombineSteps, DispatchTensors};
+use ferry::{Capacity, CombineEpilogue, CombineSteps, DataType, DevicePtr, DispatchTensors};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -47,6 +47,11 @@ impl DispatchInput {
     fn tokens(&self) -> usize {
         self.input.x.dims[0]
     }
+
+    #[getter]
+    fn wide_ids(&self) -> bool {
+        self.input.topk_ids.data_type == DataType::I64
+    }
 }
 
 /// A rank's outputs of a dispatch.
@@ -64,9 +69,23 @@ impl DispatchOutput {
         plan: &Plan,
         rows: usize,
         scale_blocks: usize,
+        wide_ids: bool,
         tensors: &Bound<'_, PyDict>,
     ) -> PyResult<Self> {
-        let (mut at, mut kept) = (DispatchTensors::default(), Vec::new());
+        let mut at = DispatchTensors {
+            tokens: None,
+            scales: None,
+            scale_offsets: None,
+            row_scales: None,
+            row_offsets: None,
+            expert_ids: None,
+            src_info: DevicePtr::NULL,
+            ids: None,
+            weights: None,
+            source_rows: None,
+            expert_rows: None,
+        };
+        let mut kept = Vec::new();
         for (name, tensor) in tensors {
             let name: String = name.extract()?;
             let tensor = tensor.cast_into::<Tensor>()?;
@@ -76,8 +95,11 @@ impl DispatchOutput {
             }
             kept.push(tensor.unbind());
         }
-        let capacity = Capacity { rows, scale_blocks };
-        let at = outputs::addresses(at);
+        let capacity = Capacity {
+            rows,
+            scale_blocks,
+            wide_ids,
+        };
         let output = ferry::DispatchOutput::from_addresses(&plan.plan, capacity, &at);
         Ok(Self {
             output: output.map_err(errors::from)?,
@@ -93,22 +115,23 @@ pub(crate) struct CombineInput {
     _kept: Kept,
 }
 
+/// A tensor that may be missing.
+type Maybe<'a, 'py> = Option<&'a Bound<'py, Tensor>>;
+
 #[pymethods]
 impl CombineInput {
+    /// `steps` are `row_scales`, `bias`, `bias2` and `residual`.
     #[new]
-    #[pyo3(signature = (
-        expert_rows, topk_weights=None, row_weights=None, row_scales=None, bias=None, bias2=None,
-        residual=None
-    ))]
     fn new(
         expert_rows: &Bound<'_, Tensor>,
         topk_weights: Option<&Bound<'_, Tensor>>,
         row_weights: Option<&Bound<'_, Tensor>>,
-        row_scales: Option<&Bound<'_, Tensor>>,
-        bias: Option<&Bound<'_, Tensor>>,
-        bias2: Option<&Bound<'_, Tensor>>,
-        residual: Option<&Bound<'_, Tensor>>,
+        steps: [Option<Bound<'_, Tensor>>; 4],
+        initial: [Option<Bound<'_, Tensor>>; 2],
+        received_weights: Option<&Bound<'_, Tensor>>,
     ) -> PyResult<Self> {
+        let [row_scales, bias, bias2, residual] = steps.each_ref().map(Option::as_ref);
+        let initial: [Maybe<'_, '_>; 2] = initial.each_ref().map(Option::as_ref);
         let steps = CombineSteps {
             row_scales: optional(row_scales, "row_scales")?,
             biases: [optional(bias, "bias")?, optional(bias2, "bias2")?],
@@ -122,18 +145,30 @@ impl CombineInput {
         let input = ferry::CombineInput {
             topk_weights: optional(topk_weights, "topk_weights")?,
             row_weights: optional(row_weights, "row_weights")?,
+            initial: [
+                optional(initial[0], "initial[0]")?,
+                optional(initial[1], "initial[1]")?,
+            ],
+            received_weights: optional(received_weights, "received_weights")?,
             epilogue,
             ..ferry::CombineInput::new(expert_rows.get().of("expert_rows")?)
         };
-        let rest = [topk_weights, row_weights, row_scales, bias, bias2, residual];
+        let of_rows = [
+            Some(expert_rows),
+            topk_weights,
+            row_weights,
+            received_weights,
+        ];
+        let of_tokens = [row_scales, bias, bias2, residual, initial[0], initial[1]];
         Ok(Self {
             input,
-            _kept: keep([Some(expert_rows)].into_iter().chain(rest)),
+            _kept: keep(of_rows.into_iter().chain(of_tokens)),
         })
     }
 }
 
-/// A rank's output of a combine: sums of two dimensions, or rows apart of three.
+/// A rank's output of a combine: sums of two dimensions, with weights that come back or without, or rows
+/// apart of three.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
 pub(crate) struct CombineOutput {
     pub(crate) output: ferry::CombineOutput,
@@ -143,15 +178,20 @@ pub(crate) struct CombineOutput {
 #[pymethods]
 impl CombineOutput {
     #[new]
-    fn new(combined: &Bound<'_, Tensor>) -> PyResult<Self> {
+    #[pyo3(signature = (combined, weights=None))]
+    fn new(combined: &Bound<'_, Tensor>, weights: Option<&Bound<'_, Tensor>>) -> PyResult<Self> {
         let tensor = combined.get();
-        let output = match tensor.rank() {
-            3 => ferry::CombineOutput::Apart(tensor.of("combined")?),
-            _ => ferry::CombineOutput::Summed(tensor.of("combined")?),
+        let output = match (weights, tensor.rank()) {
+            (Some(weights), _) => ferry::CombineOutput::Weighted {
+                combined: tensor.of("combined")?,
+                weights: weights.get().of("weights")?,
+            },
+            (None, 3) => ferry::CombineOutput::Apart(tensor.of("combined")?),
+            (None, _) => ferry::CombineOutput::Summed(tensor.of("combined")?),
         };
         Ok(Self {
             output,
-            _kept: keep([Some(combined)]),
+            _kept: keep([Some(combined), weights]),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use ferry::{Device, DevicePtr, Rank, Round, Stream};
+use ferry::{Device, DevicePtr, Rank, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -147,6 +147,14 @@ impl Communicator {
     fn _combine_wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let stream = handle(stream);
         self.call(py, |communicator| communicator.combine_wait(stream))
+    }
+
+    /// The rows of a view: tokens, scales and row scales.
+    fn _view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
+        let view = self.call(py, |communicator| communicator.view())?;
+        let scales = view.scales.as_ref().map(strided);
+        let row_scales = view.row_scales.as_ref().map(strided);
+        Ok((strided(&view.tokens), scales, row_scales))
     }
 
     /// Numbers of dispatches and of combines that were enqueued.
@@ -320,6 +328,19 @@ impl Communicator {
     pub(crate) const fn number(&self) -> Rank {
         Rank(self.rank)
     }
+}
+
+/// Address, data type, shape, and strides in elements.
+type Strided = (u64, &'static str, Vec<usize>, Vec<usize>);
+
+fn strided<const N: usize>(tensor: &Tensor<N>) -> Strided {
+    let at = tensor.at.address();
+    (
+        at,
+        tensor.data_type.name(),
+        tensor.dims.to_vec(),
+        tensor.strides.to_vec(),
+    )
 }
 
 /// The stream with this handle.

@@ -106,7 +106,6 @@ fn class_of(error: &Error) -> Name {
     match error {
         Error::WrongOrder { .. } | Error::RoundOpen { .. } => "OrderError",
         Error::WrongScales { .. }
-        | Error::WrongRowScales { .. }
         | Error::UnusedInputScale { .. }
         | Error::SiluColumns { .. }
         | Error::SiluLimit { .. }
@@ -115,6 +114,7 @@ fn class_of(error: &Error) -> Name {
         | Error::TooManyScales { .. }
         | Error::WeightsInReducedMode
         | Error::WrongCombineOutput { .. }
+        | Error::NoView { .. }
         | Error::ApartInReducedMode
         | Error::WithoutOptions
         | Error::Epilogue(_)

@@ -68,9 +68,13 @@ impl Fault {
         self.0.wanted
     }
 
+    /// An id of an expert has a sign.
     #[getter]
-    fn saw(&self) -> u64 {
-        self.0.saw
+    fn saw(&self) -> i128 {
+        match self.0.kind {
+            ferry::FaultKind::InvalidExpert => self.0.saw.cast_signed().into(),
+            _ => self.0.saw.into(),
+        }
     }
 
     #[getter]

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use ferry::{Capacity, CombineMode, Config, Rank, ReceivedRows, TokenFormat};
+use ferry::{
+    Capacity, CombineMode, Config, Rank, ReceiveLayout, ReceivedRows, TensorLayout, TokenFormat,
+};
 use half::bf16;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors;
 use crate::group::Group;
-
-/// Name, data type, shape, bytes and alignment of an output.
-type Layout = (&'static str, &'static str, Vec<usize>, u64, u64);
 
 /// A checked configuration.
 #[pyclass(frozen, eq, module = "ferry_ep")]
@@ -89,6 +88,11 @@ impl Plan {
     }
 
     #[getter]
+    fn view_row_stride(&self) -> u64 {
+        self.plan.view_row_stride()
+    }
+
+    #[getter]
     fn window_bytes(&self) -> u64 {
         self.plan.window_bytes()
     }
@@ -113,24 +117,59 @@ impl Plan {
 
     /// `(rows, scale_blocks)` of the capacity "max", "distinct", or of so many rows.
     fn _capacity(&self, capacity: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
-        let Capacity { rows, scale_blocks } = self.capacity(capacity)?;
-        Ok((rows, scale_blocks))
+        let capacity = self.capacity(capacity)?;
+        Ok((capacity.rows, capacity.scale_blocks))
+    }
+
+    #[pyo3(signature = (capacity=None, *, id_type="i32"))]
+    fn output_layout<'py>(
+        &self,
+        py: Python<'py>,
+        capacity: Option<&Bound<'py, PyAny>>,
+        id_type: &str,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let capacity = match capacity {
+            Some(given) => self.capacity(given)?,
+            None => Capacity::max(&self.plan),
+        };
+        let wide_ids = match id_type {
+            "i32" => false,
+            "i64" => true,
+            _ => {
+                let text = format!("id_type is {id_type:?}, but it is \"i32\" or \"i64\"");
+                return Err(errors::raise("ArgumentError", text));
+            }
+        };
+        self._output_layout(py, capacity.rows, capacity.scale_blocks, wide_ids)
     }
 
     /// Layouts of a dispatch's outputs, in order.
-    fn _output_layout(&self, rows: usize, scale_blocks: usize) -> PyResult<Vec<Layout>> {
-        let capacity = Capacity { rows, scale_blocks };
+    #[pyo3(signature = (rows, scale_blocks, wide_ids=false))]
+    fn _output_layout<'py>(
+        &self,
+        py: Python<'py>,
+        rows: usize,
+        scale_blocks: usize,
+        wide_ids: bool,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let capacity = Capacity {
+            rows,
+            scale_blocks,
+            wide_ids,
+        };
         let layout = self.plan.output_layout(capacity).map_err(errors::from)?;
-        let one = |of: &ferry::TensorLayout| {
-            (
+        let class = py.import("ferry_ep.outputs")?.getattr("TensorLayout")?;
+        let one = |of: &TensorLayout| {
+            let of = (
                 of.name,
                 of.data_type.name(),
                 of.dims.clone(),
                 of.bytes,
                 of.align,
-            )
+            );
+            class.call1(of)
         };
-        Ok(layout.iter().map(one).collect())
+        layout.iter().map(one).collect()
     }
 }
 
@@ -175,6 +214,10 @@ fn read(given: &Bound<'_, PyAny>) -> PyResult<Config> {
         p2p_world_size: get("p2p_world_size")?.extract()?,
         format: word::<TokenFormat>(get("format")?.extract()?)?,
         combine: word::<CombineMode>(get("combine")?.extract()?)?,
+        receive: word::<ReceiveLayout>(get("receive")?.extract()?)?,
+        transposed_scales: get("transposed_scales")?.extract()?,
+        clear_absent: get("clear_absent")?.extract()?,
+        combine_weights: get("combine_weights")?.extract()?,
         shared_expert: get("shared_expert")?.extract()?,
         deadline,
         debug_checks: get("debug_checks")?.extract()?,
@@ -204,26 +247,29 @@ pub(crate) fn format_sizes(format: &str) -> PyResult<(u32, u32, Option<&'static 
     Ok((sizes.element_bits, sizes.group, layout))
 }
 
-/// Decodes host copies of a dispatch's outputs to f32, `[rows, hidden]`, as bytes.
+/// Decodes host copies of a dispatch's outputs to f32, `[rows, hidden]`, as bytes. `rows` counts if the plan
+/// keeps rows as they came.
 #[pyfunction]
-#[pyo3(signature = (plan, tokens, scales, scale_offsets, row_scales, row_offsets, input_scale=None))]
+#[pyo3(signature = (plan, rows, tokens, scales, offsets, row_scales, input_scale=None))]
 pub(crate) fn decode_rows<'py>(
     py: Python<'py>,
     plan: &Plan,
+    rows: usize,
     tokens: Vec<u8>,
     scales: Vec<u8>,
-    scale_offsets: Vec<u32>,
+    offsets: (Vec<u32>, Vec<u32>),
     row_scales: Vec<u16>,
-    row_offsets: Vec<u32>,
     input_scale: Option<f32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    let (row_offsets, scale_offsets) = offsets;
     let rows = ReceivedRows {
         tokens,
         scales,
         scale_offsets,
         row_scales: row_scales.into_iter().map(bf16::from_bits).collect(),
         row_offsets,
-        src_info: Vec::new(),
+        src_info: vec![[-1; 2]; rows],
+        ..ReceivedRows::default()
     };
     let values = ferry::decode_rows(&plan.plan, &rows, input_scale).map_err(errors::from)?;
     let bytes: Vec<u8> = values

@@ -83,18 +83,30 @@ impl PreparedCombine {
     }
 
     /// Enqueues the combine. An address of 0 is the prepared one.
-    #[pyo3(signature = (stream=0, expert_rows=0, combined=0, /))]
+    #[pyo3(signature = (stream=0, expert_rows=0, combined=0, received_weights=0, weights=0, /))]
     fn __call__(
         &self,
         py: Python<'_>,
         stream: u64,
         expert_rows: u64,
         combined: u64,
+        received_weights: u64,
+        weights: u64,
     ) -> PyResult<()> {
         let (stream, mut input, mut output) = (handle(stream), self.input, self.output);
         input.expert_rows.at = moved(input.expert_rows.at, expert_rows);
+        if let Some(given) = &mut input.received_weights {
+            given.at = moved(given.at, received_weights);
+        }
         match &mut output {
             CombineOutput::Summed(tensor) => tensor.at = moved(tensor.at, combined),
+            CombineOutput::Weighted {
+                combined: tensor,
+                weights: returned,
+            } => {
+                tensor.at = moved(tensor.at, combined);
+                returned.at = moved(returned.at, weights);
+            }
             CombineOutput::Apart(tensor) => tensor.at = moved(tensor.at, combined),
         }
         let communicator = self.communicator.get();

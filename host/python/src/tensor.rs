@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-const TYPES: [DataType; 10] = [
+const TYPES: [DataType; 11] = [
     DataType::Bf16,
     DataType::F16,
     DataType::F32,
@@ -13,6 +13,7 @@ const TYPES: [DataType; 10] = [
     DataType::E8m0,
     DataType::E2m1,
     DataType::I32,
+    DataType::I64,
     DataType::U32,
     DataType::U16,
     DataType::U8,

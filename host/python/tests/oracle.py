@@ -79,6 +79,92 @@ class Problem:
         return total
 
 
+class Kept:
+    """Rows that ``rank`` receives as they came: of each token with an expert there.
+
+    Strided rows, and a view's, are numbered by source and token, of ``max_tokens`` each; compact ones in
+    their order, and those from ``capacity`` on are not there.
+    """
+
+    def __init__(self, problem: Problem, rank: int, max_tokens: int, capacity: int | None = None) -> None:
+        local = problem.experts // problem.ranks
+        is_compact = capacity is not None
+        rows = capacity if is_compact else problem.ranks * max_tokens
+        #: Row of (source rank, token).
+        self.row_of: dict[tuple[int, int], int] = {}
+        #: Rows that came, whether they are there or not.
+        self.sent = 0
+        self.src_info = np.full((rows, 2), -1)
+        self.ids = np.full((rows, problem.top_k), -1)
+        self.weights = np.zeros((rows, problem.top_k), dtype=F32)
+        self.source_rows = np.zeros(problem.ranks, dtype=np.int64)
+        for source, ids in enumerate(problem.ids):
+            for token in range(len(ids)):
+                is_here = ids[token] // local == rank
+                if not is_here.any():
+                    continue
+                row = self.sent if is_compact else source * max_tokens + token
+                self.sent += 1
+                if row >= rows:
+                    continue
+                self.row_of[source, token] = row
+                self.src_info[row] = source, token
+                self.ids[row] = np.where(is_here, ids[token] - rank * local, -1)
+                self.weights[row] = np.where(is_here, problem.weights[source][token], 0)
+                self.source_rows[source] += 1
+        self.expert_rows = np.array([(self.ids == number).sum() for number in range(local)])
+
+    def tokens(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of the rows with a token, and these tokens: f32."""
+        rows = np.array(list(self.row_of.values()), dtype=np.int64)
+        found = [problem.x[source][token] for source, token in self.row_of]
+        return rows, np.array(found, dtype=F32).reshape(len(rows), -1)
+
+
+def sums_of_kept(
+    rank: int, kept: list[Kept], answers: list[np.ndarray], start: list[np.ndarray]
+) -> np.ndarray:
+    """Returns the sums of ``rank``'s tokens, f32: 0, then ``start``, then the ranks' rows, by rank."""
+    total = np.zeros(start[0].shape, dtype=F32)
+    for part in start:
+        total = total + part
+    for of_rank, rows in zip(kept, answers, strict=True):
+        for (source, token), row in of_rank.row_of.items():
+            if source == rank:
+                total[token] = total[token] + rows[row]
+    return total
+
+
+def returned_weights(problem: Problem, rank: int, kept: list[Kept], given: list[np.ndarray]) -> np.ndarray:
+    """Returns the weights that come back to ``rank``: f32 ``[tokens, top_k]``."""
+    local = problem.experts // problem.ranks
+    result = np.zeros(problem.ids[rank].shape, dtype=F32)
+    for (token, slot), number in np.ndenumerate(problem.ids[rank]):
+        row = kept[number // local].row_of.get((rank, token)) if number >= 0 else None
+        if row is not None:
+            result[token, slot] = given[number // local][row, slot]
+    return result
+
+
+def to_e4m3(numbers: np.ndarray) -> np.ndarray:
+    """Encodes FP8 E4M3: the nearest code, ties to even, saturated."""
+    table = e4m3(np.arange(0x7F)).astype(np.float64)
+    size = np.minimum(np.abs(numbers.astype(np.float64)), 448)
+    high = np.searchsorted(table, size)
+    low = np.maximum(high - 1, 0)
+    below, above = size - table[low], table[high] - size
+    takes_low = (below < above) | ((below == above) & (low % 2 == 0))
+    return (np.where(takes_low, low, high) | np.where(np.signbit(numbers), 0x80, 0)).astype(np.uint8)
+
+
+def blockwise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes f32 rows as blockwise FP8: codes, and a scale for each 128 elements."""
+    groups = rows.reshape(*rows.shape[:-1], -1, 128)
+    most = np.maximum(np.abs(groups).max(axis=-1), F32(1e-4))
+    scales = (most / F32(448)).astype(F32)
+    return to_e4m3(groups / scales[..., None]).reshape(rows.shape), scales
+
+
 def e4m3(codes: np.ndarray) -> np.ndarray:
     """Decodes FP8 E4M3 without infinities."""
     codes = codes.astype(np.int32)

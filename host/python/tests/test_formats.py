@@ -59,10 +59,11 @@ def test_rows_are_what_was_sent(bench, format):
 def test_outputs_are_those_of_the_plan(bench):
     """Every output that a plan can have is a field of DispatchOutput, and every array field is an output."""
     names = set()
-    for format in FORMATS:
-        of = bench(1, format=format, hidden=128)
-        rows, blocks = of.plan._capacity("max")
-        layout = of.plan._output_layout(rows, blocks)
+    plans = [{"format": format} for format in FORMATS]
+    plans += [{"receive": receive} for receive in ("view", "strided", "compact")]
+    for changes in plans:
+        of = bench(1, hidden=128, **changes)
+        layout = of.plan.output_layout()
         output = of.ranks[0].outputs(np.empty(0))
         for name, _, shape, nbytes, _ in layout:
             array = getattr(output, name)

@@ -58,8 +58,8 @@ from .errors import (
     TensorError,
     ThreadError,
 )
-from .memory import DeviceArray
-from .outputs import DispatchOutput, SiluOutput
+from .memory import DeviceArray, View, ViewArray
+from .outputs import DispatchOutput, SiluOutput, TensorLayout
 from .ranks import Communicators
 
 __all__ = [
@@ -97,7 +97,10 @@ __all__ = [
     "SimulatorError",
     "Tensor",
     "TensorError",
+    "TensorLayout",
     "ThreadError",
+    "View",
+    "ViewArray",
     "__version__",
     "decode",
     "from_bf16",

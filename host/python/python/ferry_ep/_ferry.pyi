@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, final
 
 from .config import Config
+from .outputs import TensorLayout
 
 __all__ = [
     "Bootstrap",
@@ -39,16 +40,16 @@ has_cuda: bool
 has_nvshmem: bool
 """Whether this build has NVSHMEM groups."""
 
-_Layout = tuple[str, str, list[int], int, int]
+_Strided = tuple[int, str, list[int], list[int]]
 
 @final
 class Tensor:
     """A tensor by its address on the rank's device, for memory of any library.
 
     ``shape`` and ``strides`` count elements, ``strides=None`` has no gaps. ``data_type`` is ``"bf16"``,
-    ``"f16"``, ``"f32"``, ``"e4m3"``, ``"e8m0"``, ``"e2m1"``, ``"i32"``, ``"u32"``, ``"u16"`` or ``"u8"``.
-    ``owner`` is kept alive with the tensor. Nothing checks that the memory is there: it must be the device's,
-    and live until the work that uses it has ended.
+    ``"f16"``, ``"f32"``, ``"e4m3"``, ``"e8m0"``, ``"e2m1"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"u16"`` or
+    ``"u8"``. ``owner`` is kept alive with the tensor. Nothing checks that the memory is there: it must be the
+    device's, and live until the work that uses it has ended.
     """
 
     def __new__(
@@ -115,7 +116,7 @@ class Fault:
         """Expected value."""
     @property
     def saw(self) -> int:
-        """Value found instead."""
+        """Value found instead; an expert id with its sign."""
     @property
     def round(self) -> int:
         """Round, from 1 on for each communicator."""
@@ -279,6 +280,9 @@ class Plan:
     def max_rows_distinct(self) -> int:
         """Most rows if the experts of each token differ."""
     @property
+    def view_row_stride(self) -> int:
+        """Bytes from one row of a :class:`ferry_ep.View` to the next, a multiple of 128."""
+    @property
     def window_bytes(self) -> int:
         """Bytes of each rank's receive window, in device memory of the library."""
     @property
@@ -287,7 +291,12 @@ class Plan:
     def shared_tokens(self, rank: int, tokens: int) -> tuple[int, int]:
         """Returns start and end of the tokens that the shared expert gets on ``rank``."""
     def _capacity(self, capacity: int | str) -> tuple[int, int]: ...
-    def _output_layout(self, rows: int, scale_blocks: int) -> list[_Layout]: ...
+    def output_layout(self, capacity: int | str | None = None, *, id_type: str = "i32") -> list[TensorLayout]:
+        """Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
+        format and ``receive`` layout do not have. ``capacity`` (``None`` is ``"max"``) and ``id_type`` are
+        those of :meth:`ferry_ep.Communicator.outputs`, and so are the errors. Not collective.
+        """
+    def _output_layout(self, rows: int, scale_blocks: int, wide_ids: bool = False) -> list[TensorLayout]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
@@ -303,11 +312,13 @@ class DispatchInput:
     ) -> DispatchInput: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def wide_ids(self) -> bool: ...
 
 @final
 class DispatchOutput:
     def __new__(
-        cls, plan: Plan, rows: int, scale_blocks: int, tensors: dict[str, Tensor]
+        cls, plan: Plan, rows: int, scale_blocks: int, wide_ids: bool, tensors: dict[str, Tensor]
     ) -> DispatchOutput: ...
 
 @final
@@ -315,17 +326,16 @@ class CombineInput:
     def __new__(
         cls,
         expert_rows: Tensor,
-        topk_weights: Tensor | None = None,
-        row_weights: Tensor | None = None,
-        row_scales: Tensor | None = None,
-        bias: Tensor | None = None,
-        bias2: Tensor | None = None,
-        residual: Tensor | None = None,
+        topk_weights: Tensor | None,
+        row_weights: Tensor | None,
+        steps: Sequence[Tensor | None],
+        initial: Sequence[Tensor | None],
+        received_weights: Tensor | None,
     ) -> CombineInput: ...
 
 @final
 class CombineOutput:
-    def __new__(cls, combined: Tensor) -> CombineOutput: ...
+    def __new__(cls, combined: Tensor, weights: Tensor | None = None) -> CombineOutput: ...
 
 @final
 class PreparedDispatch:
@@ -344,7 +354,15 @@ class PreparedCombine:
     def __new__(
         cls, communicator: Communicator, input: CombineInput, output: CombineOutput
     ) -> PreparedCombine: ...
-    def __call__(self, stream: int = 0, expert_rows: int = 0, combined: int = 0, /) -> None:
+    def __call__(
+        self,
+        stream: int = 0,
+        expert_rows: int = 0,
+        combined: int = 0,
+        received_weights: int = 0,
+        weights: int = 0,
+        /,
+    ) -> None:
         """Enqueues it. An address of 0 is the prepared one. Errors are those of a combine."""
 
 @final
@@ -384,6 +402,7 @@ class Communicator:
         clamp: tuple[float, float] | None = None,
         max_sms: int | None = None,
     ) -> None: ...
+    def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
     def _counts(self) -> tuple[int, int]: ...
     def _synchronize(self, stream: int) -> Fault | None: ...
     def _check(self) -> Fault | None: ...
@@ -424,11 +443,11 @@ def combine_async_all(
 def combine_wait_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
 def decode_rows(
     plan: Plan,
+    rows: int,
     tokens: bytes,
     scales: bytes,
-    scale_offsets: Sequence[int],
+    offsets: tuple[Sequence[int], Sequence[int]],
     row_scales: Sequence[int],
-    row_offsets: Sequence[int],
     input_scale: float | None = None,
 ) -> bytes: ...
 def format_sizes(format: str) -> tuple[int, int, str | None]: ...

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
+from .tensors import refuse
 
 if TYPE_CHECKING:
     from ._ferry import Plan
+    from .memory import View
     from .outputs import DispatchOutput
 
 __all__ = ["decode", "from_bf16", "to_bf16"]
@@ -41,22 +43,44 @@ def from_bf16(bits: Any) -> Any:
     return words.view(numpy.float32)
 
 
-def decode(plan: Plan, output: DispatchOutput, input_scale: float | None = None) -> Any:
+def decode(
+    plan: Plan, output: DispatchOutput, input_scale: float | None = None, *, view: View | None = None
+) -> Any:
     """Decodes the rows of NumPy outputs to ``float32``, ``[rows, hidden]``: codes times scales.
 
-    ``input_scale`` is that of the dispatches, ``nvfp4`` only. Values of rows that pad an expert are
-    undefined. Raises :class:`ferry_ep.TensorError` for arrays that are not a dispatch's.
+    ``input_scale`` is that of the dispatches, ``nvfp4`` only. ``view`` is the dispatch's
+    :meth:`ferry_ep.Communicator.view`, if the plan's ``receive`` is ``"view"`` and only then. Values of rows
+    that pad an expert or have no token are undefined. Raises :class:`ferry_ep.TensorError` for arrays that
+    are not a dispatch's.
     """
     import numpy
 
-    def of_bytes(array: Any, rows: int | None = None) -> bytes:
-        return b"" if array is None else numpy.ascontiguousarray(array[:rows]).tobytes()
+    def numbers(array: Any, rows: int | None = None) -> list[int]:
+        return [] if array is None else array[:rows].tolist()
 
-    rows = int(output.row_offsets[-1])
-    layout = _ferry.format_sizes(plan.config.format)[2]
-    offsets = [] if output.scale_offsets is None else output.scale_offsets.tolist()
-    scales = of_bytes(output.scales, rows if layout == "row-major" else None)
-    row_scales = [] if output.row_scales is None else output.row_scales[:rows].tolist()
-    codes, starts = of_bytes(output.tokens, rows), output.row_offsets.tolist()
-    values = _ferry.decode_rows(plan, codes, scales, offsets, row_scales, starts, input_scale)
+    receive = plan.config.receive
+    if (view is not None) != (receive == "view"):
+        raise refuse("view", "none" if view else "a view", f"{view}, as the plan's receive is {receive}")
+    rows = _rows(output, receive)
+    tokens, scales, row_scales = output.tokens, output.scales, output.row_scales
+    if view is not None:
+        copied = [None if of is None else of.numpy() for of in (view.tokens, view.scales, view.row_scales)]
+        tokens, row_scales = copied[0], copied[2]
+        scales = scales if copied[1] is None else copied[1]
+    is_row_major = _ferry.format_sizes(plan.config.format)[2] == "row-major" or (
+        receive != "by-expert" and not plan.config.transposed_scales
+    )
+    codes = numpy.ascontiguousarray(tokens[:rows]).tobytes()
+    factors = b""
+    if scales is not None:
+        factors = numpy.ascontiguousarray(scales[:rows] if is_row_major else scales).tobytes()
+    offsets = numbers(output.row_offsets), numbers(output.scale_offsets)
+    values = _ferry.decode_rows(plan, rows, codes, factors, offsets, numbers(row_scales, rows), input_scale)
     return numpy.frombuffer(values, dtype=numpy.float32).reshape(rows, plan.config.hidden)
+
+
+def _rows(output: DispatchOutput, receive: str) -> int:
+    """Returns the number of rows that a dispatch may have written."""
+    if receive == "by-expert":
+        return int(output.row_offsets[-1])
+    return int(output.source_rows.sum()) if receive == "compact" else output.rows

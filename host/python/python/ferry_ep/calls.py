@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _ferry
 from ._ferry import Tensor
 from .errors import ArgumentError
-from .outputs import DispatchOutput, SiluOutput
+from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .tensors import Described, allocate, describe, refuse
 
 if TYPE_CHECKING:
     from .rank import Rank
 
-__all__ = ["Call"]
+__all__ = ["Answers", "Call"]
+
+
+class Answers(NamedTuple):
+    """Inputs of a combine: arrays of one rank, or a sequence with an array for each rank."""
+
+    expert_rows: Any
+    topk_weights: Any
+    row_weights: Any
+    row_scales: Any
+    bias: Any
+    bias2: Any
+    residual: Any
+    initial: Any
+    received_weights: Any
 
 
 class Call:
@@ -53,7 +67,8 @@ class Call:
         """Returns the outputs of a dispatch."""
         tensors = {}
         plan = self.communicator.plan
-        for name, data_type, shape, _, _ in plan._output_layout(out.rows, out.scale_blocks):
+        wide_ids = out.ids is not None and describe("ids", out.ids, "i32").data_type == "i64"
+        for name, data_type, shape, _, _ in plan._output_layout(out.rows, out.scale_blocks, wide_ids):
             value = getattr(out, name)
             if value is None:
                 raise refuse(name, f"a tensor of {data_type}, shape {shape}", "none")
@@ -61,26 +76,36 @@ class Call:
             if tensor.shape != shape:
                 raise refuse(name, f"shape {shape}", f"{tensor.shape}")
             tensors[name] = tensor
-        return _ferry.DispatchOutput(plan, out.rows, out.scale_blocks, tensors)
+        for name in TENSORS:
+            if name not in tensors and getattr(out, name) is not None:
+                config = plan.config
+                raise refuse(name, f"none (format {config.format}, receive {config.receive})", "a tensor")
+        return _ferry.DispatchOutput(plan, out.rows, out.scale_blocks, wide_ids, tensors)
 
-    def answers(
-        self, expert_rows: Any, topk_weights: Any, row_weights: Any, steps: tuple[Any, Any, Any, Any]
-    ) -> _ferry.CombineInput:
+    def answers(self, given: Answers) -> _ferry.CombineInput:
         """Returns the inputs of a combine."""
-        row_scales, bias, bias2, residual = steps
+        initial = given.initial if isinstance(given.initial, (tuple, list)) else [given.initial]
+        if len(initial) > 2:
+            raise refuse("initial", "at most 2 tensors", str(len(initial)))
+        first, second = (*initial, None, None)[:2]
         return _ferry.CombineInput(
-            self.take("expert_rows", expert_rows, "bf16"),
-            self.maybe("topk_weights", topk_weights, "f32"),
-            self.maybe("row_weights", row_weights, "f32"),
-            self.maybe("row_scales", row_scales, "f32"),
-            self.maybe("bias", bias, "bf16"),
-            self.maybe("bias2", bias2, "bf16"),
-            self.maybe("residual", residual, "bf16"),
+            self.take("expert_rows", given.expert_rows, "bf16"),
+            self.maybe("topk_weights", given.topk_weights, "f32"),
+            self.maybe("row_weights", given.row_weights, "f32"),
+            [
+                self.maybe("row_scales", given.row_scales, "f32"),
+                self.maybe("bias", given.bias, "bf16"),
+                self.maybe("bias2", given.bias2, "bf16"),
+                self.maybe("residual", given.residual, "bf16"),
+            ],
+            [self.maybe("initial[0]", first, "bf16"), self.maybe("initial[1]", second, "bf16")],
+            self.maybe("received_weights", given.received_weights, "f32"),
         )
 
-    def sums(self, out: Any) -> _ferry.CombineOutput:
+    def sums(self, out: Any, weights: Any) -> _ferry.CombineOutput:
         """Returns the output of a combine."""
-        return _ferry.CombineOutput(self.give("combined", out, "bf16"))
+        returned = None if weights is None else self.give("weights", weights, "f32")
+        return _ferry.CombineOutput(self.give("combined", out, "bf16"), returned)
 
     def silu_output(self, like: Any, format: str) -> SiluOutput:
         """Allocates the outputs of a fused SiLU of ``like``."""

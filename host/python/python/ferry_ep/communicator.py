@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._ferry import PreparedCombine, PreparedDispatch
-from .calls import Call
+from .calls import Answers, Call
 from .outputs import DispatchOutput, SiluOutput
 from .rank import Rank
 
@@ -45,9 +45,11 @@ class Communicator(Rank):
         """Sends this rank's tokens to their experts, and receives those of its own experts. Collective.
 
         ``x``: BF16 ``[tokens, hidden]``, 16-byte aligned; rows may have a stride of a multiple of 8 elements.
-        ``topk_ids``: i32 ``[tokens, top_k]``, experts of each token, -1 for none.
+        ``topk_ids``: i32 or i64 ``[tokens, top_k]``, experts of each token, -1 for none; i64 needs, by
+        expert, ``Config.options``.
         ``topk_weights``: f32 ``[tokens, top_k]``, the router's weights, which a reduced combine applies.
-        ``out``: outputs of :meth:`outputs`; ``None`` allocates them like ``x``, with ``capacity``.
+        ``out``: outputs of :meth:`outputs`, whose ``ids`` are of the type of ``topk_ids``; ``None`` allocates
+        them like ``x``, with ``capacity``.
         ``input_scale``: f32 ``[1]``, ``nvfp4`` only. ``tokens_on_device``: u32 ``[1]``, number of tokens,
         read by the kernel (``Config.options``). ``stream``: a stream of this rank's device, as torch's,
         CuPy's, or its handle; ``None`` is torch's current one if torch is loaded, else the default stream.
@@ -58,11 +60,11 @@ class Communicator(Rank):
         waits, and :class:`ferry_ep.ThreadError` if it would wait for a rank of this thread.
         """
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
-        out = self.outputs(x, capacity) if out is None else out
+        out = self._outputs(x, capacity, given.wide_ids) if out is None else out
         output = call.outputs(out)
         call.require_peers(sent=1)
         self._native._dispatch(call.stream, given, output)
-        self._tokens = given.tokens
+        self._sent(given)
         call.finish()
         return out
 
@@ -82,7 +84,7 @@ class Communicator(Rank):
         """
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         self._native._dispatch_async(call.stream, given)
-        self._tokens = given.tokens
+        self._sent(given)
 
     def dispatch_wait(
         self,
@@ -97,7 +99,7 @@ class Communicator(Rank):
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
         call = Call(self, stream)
-        out = self.outputs(like, capacity) if out is None else out
+        out = self._outputs(like, capacity, self._wide_ids) if out is None else out
         output = call.outputs(out)
         call.require_peers()
         self._native._dispatch_wait(call.stream, output)
@@ -114,7 +116,10 @@ class Communicator(Rank):
         bias: Any = None,
         bias2: Any = None,
         residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
         out: Any = None,
+        weights: Any = None,
         data_type: str = "bf16",
         stream: Any = None,
     ) -> Any:
@@ -129,17 +134,34 @@ class Communicator(Rank):
         weights BF16 ``[tokens, top_k, hidden]``, the rows apart. ``None`` allocates it like ``expert_rows``,
         with elements of ``data_type``.
 
-        Returns ``out``. Raises as :meth:`dispatch` does.
+        In layouts that keep rows as they came (``Config.receive``) a row of ``expert_rows`` is the sum over
+        this rank's experts of the token, with the weights applied; rows without a token are not read. A
+        token's sum begins with ``initial``, BF16 ``[tokens, hidden]`` or a tuple of two, added in f32, and
+        then adds one row for each rank with an expert of the token, by rank. With ``Config.combine_weights``
+        ``received_weights``, f32 ``[rows, top_k]``, return to ``weights``, f32 ``[tokens, top_k]``: each slot
+        has the value of its expert's rank, 0 if it is not routed; ``None`` allocates it, too.
+
+        Returns ``out``, and with ``received_weights`` the tuple ``(out, weights)``. Raises as
+        :meth:`dispatch` does.
         """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
         call = Call(self, stream)
-        steps = (row_scales, bias, bias2, residual)
-        out = self._result(expert_rows, topk_weights, out, data_type)
-        given = call.answers(expert_rows, topk_weights, row_weights, steps)
-        output = call.sums(out)
+        out, weights = self._result(answers, out, weights, data_type)
+        given, output = call.answers(answers), call.sums(out, weights)
         call.require_peers(returned=1)
         self._native._combine(call.stream, given, output)
         call.finish()
-        return out
+        return out if weights is None else (out, weights)
 
     def combine_async(
         self,
@@ -151,22 +173,34 @@ class Communicator(Rank):
         bias: Any = None,
         bias2: Any = None,
         residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
         out: Any = None,
+        weights: Any = None,
         data_type: str = "bf16",
         stream: Any = None,
     ) -> Any:
         """Sends, as the first half of :meth:`combine`; :meth:`combine_wait` comes next. Collective.
 
-        Returns ``out``, which the wait fills. Tensors and errors are those of :meth:`combine`.
+        Returns as :meth:`combine` does; the wait fills it. Tensors and errors are those of :meth:`combine`.
         """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
         call = Call(self, stream)
-        steps = (row_scales, bias, bias2, residual)
-        out = self._result(expert_rows, topk_weights, out, data_type)
-        given = call.answers(expert_rows, topk_weights, row_weights, steps)
-        output = call.sums(out)
+        out, weights = self._result(answers, out, weights, data_type)
+        given, output = call.answers(answers), call.sums(out, weights)
         self._native._combine_async(call.stream, given, output)
         self._open = call
-        return out
+        return out if weights is None else (out, weights)
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
@@ -195,7 +229,7 @@ class Communicator(Rank):
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
         output = call.outputs(out)
         call.require_device_memory()
-        self._tokens = given.tokens
+        self._sent(given)
         return PreparedDispatch(self._native, given, output)
 
     def prepare_combine(
@@ -209,14 +243,28 @@ class Communicator(Rank):
         bias: Any = None,
         bias2: Any = None,
         residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
+        weights: Any = None,
     ) -> PreparedCombine:
         """Prepares a :meth:`combine` of device memory, so that each call passes integers alone.
 
-        Returns a function of ``(stream, expert_rows, combined)``, as :meth:`prepare_dispatch` does.
+        Returns a function of ``(stream, expert_rows, combined, received_weights, weights)``, as
+        :meth:`prepare_dispatch` does.
         """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
         call = Call(self, 0)
-        given = call.answers(expert_rows, topk_weights, row_weights, (row_scales, bias, bias2, residual))
-        output = call.sums(out)
+        given, output = call.answers(answers), call.sums(out, weights)
         call.require_device_memory()
         return PreparedCombine(self._native, given, output)
 

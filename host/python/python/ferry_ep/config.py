@@ -31,6 +31,22 @@ class Config:
     """Format in which dispatch encodes tokens: ``bf16``, ``fp8`` (blockwise), ``mxfp8``, ``mxfp4``,
     ``nvfp4`` or ``nvfp4-row``, the last four with ``:tiled`` scales (the default) or ``:row-major`` ones.
     Combine is BF16 in any case."""
+    receive: str = "by-expert"
+    """Layout of the rows that dispatch leaves on the experts' rank. ``"by-expert"``: a row for each expert of
+    a token, expert after expert. The others keep one row for each (source rank, token) with an expert here,
+    and combine takes one row for each: ``"view"`` leaves them in the library's window
+    (:meth:`ferry_ep.Communicator.view`), ``"strided"`` copies them to row ``source * max_tokens_per_rank +
+    token``, ``"compact"`` to consecutive rows. They exclude ``skip_a2a``, ``shared_expert``, exact mode and
+    tiled scales."""
+    transposed_scales: bool = False
+    """Whether the scales of ``fp8`` are ``[hidden / 128, rows]`` in a layout that keeps rows as they came,
+    rather than ``[rows, hidden / 128]``. By expert they always are, and this is false."""
+    clear_absent: bool = False
+    """Whether dispatch writes zeros to the payload and scales of rows without a token, ``"strided"`` only.
+    Otherwise they keep their bits."""
+    combine_weights: bool = False
+    """Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that keeps
+    rows as they came: ``received_weights`` of :meth:`ferry_ep.Communicator.combine`."""
     combine: str = "reduced"
     """``"reduced"``: the experts' rank multiplies and sums a token's rows, and one row returns.
     ``"exact"``: each expert's row returns unchanged, and the token's rank sums."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
-from .calls import Call
+from .calls import Answers, Call
 from .errors import ArgumentError, FerryError, ThreadError
-from .memory import DeviceArray
+from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
 from .tensors import allocate
 
@@ -72,6 +72,8 @@ class Rank:
         self._open: Call | None = None
         #: Tokens of the last dispatch.
         self._tokens = 0
+        #: Whether its ids were i64.
+        self._wide_ids = False
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
 
     @property
@@ -106,24 +108,37 @@ class Rank:
 
     # Memory
 
-    def outputs(self, like: Any = None, capacity: int | str = "max") -> DispatchOutput:
+    def outputs(
+        self, like: Any = None, capacity: int | str = "max", *, id_type: str = "i32"
+    ) -> DispatchOutput:
         """Allocates the outputs of dispatches, not cleared.
 
         ``like`` is an array in whose library and on whose device they are allocated; ``None`` for
         :class:`ferry_ep.DeviceArray`. ``capacity`` is a number of rows, ``"max"`` (never too small) or
         ``"distinct"`` (enough if the experts of each token differ). If more rows arrive, the first ones are
-        written, with an input fault.
+        written, with an input fault. Views and strided rows have exactly ``plan.max_rows`` rows. ``id_type``,
+        ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the received
+        ``ids`` are, too: without effect by expert.
 
-        Raises :class:`ferry_ep.CapacityError`.
+        Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
         rows, blocks = self.plan._capacity(capacity)
         tensors: dict[str, Any] = {}
-        for name, data_type, shape, _, _ in self.plan._output_layout(rows, blocks):
+        for name, data_type, shape, _, _ in self.plan.output_layout(capacity, id_type=id_type):
             if like is None:
                 tensors[name] = self.empty(tuple(shape), data_type)
             else:
                 tensors[name] = allocate(like, data_type, shape)
         return DispatchOutput(**tensors, rows=rows, scale_blocks=blocks)
+
+    def view(self) -> View:
+        """Returns the received rows of the last dispatch, which stay in the library's window.
+
+        Reads no device memory. Not collective; does not synchronize. Raises :class:`ferry_ep.ArgumentError`
+        unless the plan's ``receive`` is ``"view"``, :class:`ferry_ep.OrderError` unless :meth:`dispatch` or
+        :meth:`dispatch_wait` was called last, and :class:`ferry_ep.PoisonedError`.
+        """
+        return View(self)
 
     def combined(self, like: Any = None, *, tokens: int | None = None, data_type: str = "bf16") -> Any:
         """Allocates the result of a combine, not cleared: ``[tokens, hidden]``.
@@ -140,8 +155,8 @@ class Rank:
     def empty(self, shape: tuple[int, ...], data_type: str) -> DeviceArray:
         """Allocates memory of this rank's device, not cleared, which lives until :meth:`close`. Synchronizes.
 
-        ``data_type`` is ``"bf16"``, ``"f16"``, ``"f32"``, ``"i32"``, ``"u32"``, ``"e4m3"``, ``"e8m0"``,
-        ``"e2m1"`` or ``"u8"``.
+        ``data_type`` is ``"bf16"``, ``"f16"``, ``"f32"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"e4m3"``,
+        ``"e8m0"``, ``"e2m1"`` or ``"u8"``.
         """
         array = DeviceArray(self, data_type, tuple(shape))
         self._arrays.append(array)
@@ -244,18 +259,31 @@ class Rank:
         )
         return call, given
 
-    def _result(self, like: Any, topk_weights: Any, out: Any, data_type: str) -> Any:
-        """Returns ``out``, or allocates it for the tokens of the open round."""
-        if out is not None:
-            return out
+    def _sent(self, given: _ferry.DispatchInput) -> None:
+        """Notes a dispatch that was enqueued."""
+        self._tokens, self._wide_ids = given.tokens, given.wide_ids
+
+    def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
+        """Allocates outputs whose ids have the type of the call's."""
+        return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
+
+    def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
+        """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
         config = self.plan.config
-        apart = config.combine == "exact" and topk_weights is None and not config.skip_a2a
-        shape = [self._tokens, config.hidden]
-        if apart:
-            shape.insert(1, config.top_k)
-        if isinstance(like, (DeviceArray, _ferry.Tensor)):
-            return self.empty(tuple(shape), data_type)
-        return allocate(like, data_type, shape)
+
+        def made(shape: list[int], data_type: str) -> Any:
+            if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):
+                return self.empty(tuple(shape), data_type)
+            return allocate(given.expert_rows, data_type, shape)
+
+        if weights is None and given.received_weights is not None:
+            weights = made([self._tokens, config.top_k], "f32")
+        if out is None:
+            shape = [self._tokens, config.hidden]
+            if config.combine == "exact" and given.topk_weights is None and not config.skip_a2a:
+                shape.insert(1, config.top_k)
+            out = made(shape, data_type)
+        return out, weights
 
     def _stream(self, stream: Any) -> int:
         """Returns the handle of a stream."""

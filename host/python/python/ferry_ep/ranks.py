@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
-from .calls import Call
+from .calls import Answers, Call
 from .communicator import Communicator
 from .errors import ArgumentError, FerryError
 from .outputs import DispatchOutput
@@ -64,7 +64,8 @@ class Communicators(Sequence[Communicator]):
         """Makes :meth:`ferry_ep.Communicator.dispatch` on all ranks. Returns the outputs of each."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
         if out is None:
-            out = [rank.outputs(of, capacity) for rank, of in zip(self, self._each("x", x), strict=True)]
+            like = zip(self, self._each("x", x), inputs, strict=True)
+            out = [rank._outputs(of, capacity, given.wide_ids) for rank, of, given in like]
         outs: list[DispatchOutput] = self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
@@ -97,7 +98,7 @@ class Communicators(Sequence[Communicator]):
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch_wait` on all ranks. Returns the outputs of each."""
         if out is None:
-            out = [rank.outputs(like, capacity) for rank in self]
+            out = [rank._outputs(like, capacity, rank._wide_ids) for rank in self]
         calls, outs = self._calls(streams), self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
@@ -114,19 +115,30 @@ class Communicators(Sequence[Communicator]):
         bias: Each | None = None,
         bias2: Each | None = None,
         residual: Each | None = None,
+        initial: Each | None = None,
+        received_weights: Each | None = None,
         out: Each | None = None,
+        weights: Each | None = None,
         data_type: str = "bf16",
         streams: Each | None = None,
     ) -> list[Any]:
         """Makes :meth:`ferry_ep.Communicator.combine` on all ranks. Returns the result of each."""
-        steps = (row_scales, bias, bias2, residual)
-        calls, inputs, outs = self._answering(
-            expert_rows, topk_weights, row_weights, steps, out, data_type, streams
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
         )
-        outputs = [call.sums(of) for call, of in zip(calls, outs, strict=True)]
+        calls, inputs, outs = self._answering(answers, out, weights, data_type, streams)
+        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
         _ferry.combine_all(self._natives(), _streams(calls), inputs, outputs)
         _finish(calls)
-        return outs
+        return [of if returned is None else (of, returned) for of, returned in outs]
 
     def combine_async(
         self,
@@ -138,20 +150,31 @@ class Communicators(Sequence[Communicator]):
         bias: Each | None = None,
         bias2: Each | None = None,
         residual: Each | None = None,
+        initial: Each | None = None,
+        received_weights: Each | None = None,
         out: Each | None = None,
+        weights: Each | None = None,
         data_type: str = "bf16",
         streams: Each | None = None,
     ) -> list[Any]:
         """Makes :meth:`ferry_ep.Communicator.combine_async` on all ranks."""
-        steps = (row_scales, bias, bias2, residual)
-        calls, inputs, outs = self._answering(
-            expert_rows, topk_weights, row_weights, steps, out, data_type, streams
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
         )
-        outputs = [call.sums(of) for call, of in zip(calls, outs, strict=True)]
+        calls, inputs, outs = self._answering(answers, out, weights, data_type, streams)
+        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
         _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
             rank._open = call
-        return outs
+        return [of if returned is None else (of, returned) for of, returned in outs]
 
     def combine_wait(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.combine_wait` on all ranks."""
@@ -256,34 +279,23 @@ class Communicators(Sequence[Communicator]):
 
     def _answering(
         self,
-        expert_rows: Each,
-        topk_weights: Each | None,
-        row_weights: Each | None,
-        steps: tuple[Each | None, ...],
+        answers: Answers,
         out: Each | None,
+        weights: Each | None,
         data_type: str,
         streams: Each | None,
-    ) -> tuple[list[Call], list[_ferry.CombineInput], list[Any]]:
+    ) -> tuple[list[Call], list[_ferry.CombineInput], list[tuple[Any, Any]]]:
         calls = self._calls(streams)
-        rows = self._each("expert_rows", expert_rows)
-        weights = self._each("topk_weights", topk_weights)
-        of_rows = self._each("row_weights", row_weights)
-        names = ("row_scales", "bias", "bias2", "residual")
-        all_steps = [self._each(name, step) for name, step in zip(names, steps, strict=True)]
-        outs = [
-            rank._result(like, weight, of, data_type)
-            for rank, like, weight, of in zip(self, rows, weights, self._each("out", out), strict=True)
-        ]
-        inputs = []
-        for at, call in enumerate(calls):
-            row_scales, bias, bias2, residual = (step[at] for step in all_steps)
-            given = call.answers(rows[at], weights[at], of_rows[at], (row_scales, bias, bias2, residual))
-            inputs.append(given)
+        each = [self._each(name, given) for name, given in zip(Answers._fields, answers, strict=True)]
+        given = [Answers(*of_rank) for of_rank in zip(*each, strict=True)]
+        results = zip(self, given, self._each("out", out), self._each("weights", weights), strict=True)
+        outs = [rank._result(of, into, returned, data_type) for rank, of, into, returned in results]
+        inputs = [call.answers(of) for call, of in zip(calls, given, strict=True)]
         return calls, inputs, outs
 
     def _sent(self, inputs: list[_ferry.DispatchInput]) -> None:
         for rank, given in zip(self, inputs, strict=True):
-            rank._tokens = given.tokens
+            rank._sent(given)
 
 
 def _streams(calls: list[Call]) -> list[int]:

@@ -22,6 +22,7 @@ _TYPES = {
     "float16": "f16",
     "float32": "f32",
     "int32": "i32",
+    "int64": "i64",
     "uint32": "u32",
     "uint16": "u16",
     "uint8": "u8",
@@ -38,6 +39,7 @@ _NUMPY = {
     "e8m0": "uint8",
     "e2m1": "uint8",
     "i32": "int32",
+    "i64": "int64",
     "u32": "uint32",
 }
 _TORCH = {
@@ -48,6 +50,7 @@ _TORCH = {
     "e8m0": "uint8",
     "e2m1": "uint8",
     "i32": "int32",
+    "i64": "int64",
     "u32": "int32",
 }
 
@@ -189,6 +192,7 @@ _DL_TENSOR = struct.Struct("@PiiiBBHPPQ")
 #: Types by code and bits of dlpack.h.
 _DLPACK = {
     (0, 32): "int32",
+    (0, 64): "int64",
     (1, 8): "uint8",
     (1, 16): "uint16",
     (1, 32): "uint32",
