@@ -248,20 +248,19 @@ pub(crate) fn format_sizes(format: &str) -> PyResult<(u32, u32, Option<&'static 
 }
 
 /// Decodes host copies of a dispatch's outputs to f32, `[rows, hidden]`, as bytes. `rows` counts if the plan
-/// keeps rows as they came.
+/// keeps rows as they came. `scales` are scales and row scales, `offsets` those of rows and of scales.
 #[pyfunction]
-#[pyo3(signature = (plan, rows, tokens, scales, offsets, row_scales, input_scale=None))]
+#[pyo3(signature = (plan, rows, tokens, scales, offsets, input_scale=None))]
 pub(crate) fn decode_rows<'py>(
     py: Python<'py>,
     plan: &Plan,
     rows: usize,
     tokens: Vec<u8>,
-    scales: Vec<u8>,
+    scales: (Vec<u8>, Vec<u16>),
     offsets: (Vec<u32>, Vec<u32>),
-    row_scales: Vec<u16>,
     input_scale: Option<f32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let (row_offsets, scale_offsets) = offsets;
+    let ((scales, row_scales), (row_offsets, scale_offsets)) = (scales, offsets);
     let rows = ReceivedRows {
         tokens,
         scales,

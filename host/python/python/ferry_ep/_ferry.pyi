@@ -445,9 +445,8 @@ def decode_rows(
     plan: Plan,
     rows: int,
     tokens: bytes,
-    scales: bytes,
+    scales: tuple[bytes, Sequence[int]],
     offsets: tuple[Sequence[int], Sequence[int]],
-    row_scales: Sequence[int],
     input_scale: float | None = None,
 ) -> bytes: ...
 def format_sizes(format: str) -> tuple[int, int, str | None]: ...

@@ -64,9 +64,9 @@ def decode(
     rows = _rows(output, receive)
     tokens, scales, row_scales = output.tokens, output.scales, output.row_scales
     if view is not None:
-        copied = [None if of is None else of.numpy() for of in (view.tokens, view.scales, view.row_scales)]
-        tokens, row_scales = copied[0], copied[2]
-        scales = scales if copied[1] is None else copied[1]
+        tokens = view.tokens.numpy()
+        scales = scales if view.scales is None else view.scales.numpy()
+        row_scales = None if view.row_scales is None else view.row_scales.numpy()
     is_row_major = _ferry.format_sizes(plan.config.format)[2] == "row-major" or (
         receive != "by-expert" and not plan.config.transposed_scales
     )
@@ -75,7 +75,8 @@ def decode(
     if scales is not None:
         factors = numpy.ascontiguousarray(scales[:rows] if is_row_major else scales).tobytes()
     offsets = numbers(output.row_offsets), numbers(output.scale_offsets)
-    values = _ferry.decode_rows(plan, rows, codes, factors, offsets, numbers(row_scales, rows), input_scale)
+    both = factors, numbers(row_scales, rows)
+    values = _ferry.decode_rows(plan, rows, codes, both, offsets, input_scale)
     return numpy.frombuffer(values, dtype=numpy.float32).reshape(rows, plan.config.hidden)
 
 
