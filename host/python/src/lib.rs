@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 mod arguments;
 mod bootstrap;
 mod communicator;
+mod dlpack;
 mod errors;
 mod fault;
 mod group;
@@ -30,6 +31,8 @@ mod _ferry {
     use super::bootstrap::Bootstrap;
     #[pymodule_export]
     use super::communicator::Communicator;
+    #[pymodule_export]
+    use super::dlpack::dlpack;
     #[pymodule_export]
     use super::fault::Fault;
     #[pymodule_export]

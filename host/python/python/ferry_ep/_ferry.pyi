@@ -29,6 +29,7 @@ __all__ = [
     "dispatch_all",
     "dispatch_async_all",
     "dispatch_wait_all",
+    "dlpack",
     "format_sizes",
     "has_cuda",
     "has_nvshmem",
@@ -441,6 +442,14 @@ def combine_async_all(
     outputs: Sequence[CombineOutput],
 ) -> None: ...
 def combine_wait_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
+def dlpack(
+    address: int,
+    device: tuple[int, int],
+    element: tuple[int, int],
+    shape: Sequence[int],
+    strides: Sequence[int],
+    owner: object,
+) -> object: ...
 def decode_rows(
     plan: Plan,
     rows: int,

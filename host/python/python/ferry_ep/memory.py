@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ._ferry import Tensor
+from ._ferry import Tensor, dlpack
 from .errors import ClosedError, OrderError
-from .tensors import _NUMPY, describe, refuse
+from .tensors import _NUMPY, _dense, describe, refuse
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -19,6 +19,10 @@ _BITS |= {"e2m1": 4, "u8": 8}
 #: Type strings of NumPy's array interface.
 _TYPESTRS = {"uint16": "<u2", "uint8": "|u1", "float16": "<f2", "float32": "<f4", "int32": "<i4"}
 _TYPESTRS |= {"int64": "<i8", "uint32": "<u4"}
+#: Code and bits of dlpack.h. FP8 and 4-bit elements are plain bytes, as not every library has them.
+_ELEMENTS = {"bf16": (4, 16), "f16": (2, 16), "f32": (2, 32), "i32": (0, 32), "i64": (0, 64), "u32": (1, 32)}
+#: kDLCUDA of dlpack.h.
+_ON_CUDA = 2
 
 
 class _Memory:
@@ -66,6 +70,27 @@ class _Memory:
         self._communicator._native._download(tensor.address, copy.ctypes.data, copy.nbytes)
         return numpy.ndarray(shape, data_type, copy.data, strides=self._bytes_strides()).copy()
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Returns type and number of its device, a GPU. Raises :class:`BufferError` in a simulated group."""
+        device = self._communicator.device
+        if not device.startswith("cuda:"):
+            raise BufferError(f"memory of a {device} rank: copy it with numpy()")
+        return _ON_CUDA, int(device[5:])
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> object:
+        """Returns a DLPack capsule, which keeps the memory's communicator alive. Reads no device memory, and
+        orders no streams: that is up to the caller. Raises as every use, and :class:`BufferError` in a
+        simulated group, and for a copy or another device.
+        """
+        device = self.__dlpack_device__()
+        if options.get("copy") or options.get("dl_device") not in (None, device):
+            raise BufferError(f"only without a copy, and on device {device}")
+        element, shape = _ELEMENTS.get(self.data_type, (1, 8)), self._bytes_shape()
+        strides = _dense(shape)
+        if self._strides is not None:
+            strides = tuple(8 * stride // element[1] for stride in self._bytes_strides() or ())
+        return dlpack(self.address, device, element, shape, strides, self)
+
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
             device = self.__dict__["_communicator"].device
@@ -105,7 +130,8 @@ class DeviceArray(_Memory):
 
     :meth:`ferry_ep.Communicator.empty` makes one. It goes in wherever a tensor goes. It keeps its
     communicator alive, and raises :class:`ferry_ep.ClosedError` once that was closed. On a GPU,
-    ``torch.as_tensor`` and others read its ``__cuda_array_interface__``, as plain bits for BF16 and FP8.
+    ``torch.from_dlpack`` takes it (FP8 as plain bytes), and ``torch.as_tensor`` and others read its
+    ``__cuda_array_interface__``, as plain bits for BF16 and FP8.
     """
 
     def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
@@ -140,9 +166,9 @@ class ViewArray(_Memory):
     It goes in as ``x`` of a dispatch. It keeps the communicator alive. Once the view has ended, every use
     raises :class:`ferry_ep.OrderError`, or :class:`ferry_ep.ClosedError` if the communicator was closed; an
     array that another library made of it is not told: it finds another round's rows, and freed memory after
-    :meth:`ferry_ep.Communicator.close`. On a GPU, ``torch.as_tensor`` and others read its
-    ``__cuda_array_interface__``, as plain bits for BF16 and FP8:
-    ``torch.as_tensor(view.tokens).view(torch.bfloat16)``.
+    :meth:`ferry_ep.Communicator.close`. On a GPU, ``torch.from_dlpack`` takes it (FP8 as
+    plain bytes: ``torch.from_dlpack(view.tokens).view(torch.float8_e4m3fn)``), and others read its
+    ``__cuda_array_interface__``, as plain bits for BF16, too.
     """
 
     def __init__(

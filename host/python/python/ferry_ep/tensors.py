@@ -94,14 +94,14 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
         if written and not value.flags.writeable:
             raise refuse(name, "memory that can be written", "a read-only array")
         found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
+    elif hasattr(value, "_ferry_tensor"):
+        found = describe(name, value._ferry_tensor(), wanted)
     elif hasattr(value, "__cuda_array_interface__"):
         interface = value.__cuda_array_interface__
         kind = _type_of_typestr(str(interface["typestr"]))
         kind = str(getattr(getattr(value, "dtype", None), "name", kind))
         device = getattr(getattr(value, "device", None), "id", 0)
         found = _of_interface(name, value, interface, kind, wanted, f"cuda:{device}")
-    elif hasattr(value, "_ferry_tensor"):
-        found = describe(name, value._ferry_tensor(), wanted)
     elif hasattr(value, "__dlpack__"):
         found = _of_dlpack(name, value, wanted)
     else:
