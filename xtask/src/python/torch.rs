@@ -8,20 +8,27 @@ use xshell::cmd;
 use super::{PACKAGE, environment, install, shell, wheel};
 use crate::places::Places;
 
-/// Packages that `import torch` needs on a CPU, which is less than torch requires: its libraries of CUDA are
-/// loaded by the first use of a GPU, except those in [`LINKED`].
-const IMPORTED: [&str; 8] = [
+/// Packages that `import torch`, `torch.compile` and the tests need.
+const IMPORTED: [&str; 9] = [
     "filelock",
     "fsspec",
     "jinja2",
     "networkx",
     "numpy",
+    "pytest",
+    "setuptools",
     "sympy",
     "typing-extensions",
-    "pytest",
 ];
-/// Libraries that torch's own ones link, so that it is not imported without them.
-const LINKED: [&str; 0] = [];
+
+/// Prints those of torch's requirements whose libraries its own ones link: without them it is not imported,
+/// also on a CPU. Triton and CUDA's bindings for Python are left out.
+const LINKED: &str = "
+import importlib.metadata as metadata
+for requirement in metadata.requires('torch'):
+    if requirement.startswith(('cuda-toolkit', 'nvidia-')):
+        print(requirement.split(';')[0].strip())
+";
 
 /// Runs the tests, and makes the environment before if `make` is set.
 pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) -> Result<()> {
@@ -29,12 +36,27 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
     let programs = at.join("bin");
     if make {
         environment(&shell, at)?;
-        let pip = ["-m", "pip", "install", "--disable-pip-version-check"];
-        cmd!(shell, "{programs}/python {pip...} --quiet")
+        let pip = [
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--quiet",
+        ];
+        println!("fetching torch and CUDA's libraries, which takes minutes");
+        cmd!(shell, "{programs}/python {pip...}")
             .args(IMPORTED)
+            .quiet()
             .run()?;
         cmd!(shell, "{programs}/python {pip...} --no-deps torch")
-            .args(LINKED)
+            .quiet()
+            .run()?;
+        let linked = cmd!(shell, "{programs}/python -c {LINKED}")
+            .quiet()
+            .read()?;
+        cmd!(shell, "{programs}/python {pip...}")
+            .args(linked.lines())
+            .quiet()
             .run()?;
     } else if !programs.join("python").is_file() {
         bail!(

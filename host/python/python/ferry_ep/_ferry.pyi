@@ -384,6 +384,27 @@ class Communicator:
         clamp: tuple[float, float] | None = None,
         max_sms: int | None = None,
     ) -> None: ...
+    def _dispatch_at(
+        self,
+        stream: int,
+        tokens: int,
+        x: int,
+        x_stride: int,
+        topk_ids: int,
+        topk_weights: int,
+        rows: int,
+        scale_blocks: int,
+        outputs: Sequence[int],
+    ) -> None: ...
+    def _combine_at(
+        self,
+        stream: int,
+        tokens: int,
+        rows: int,
+        expert_rows: int,
+        topk_weights: int,
+        combined: int,
+    ) -> None: ...
     def _counts(self) -> tuple[int, int]: ...
     def _synchronize(self, stream: int) -> Fault | None: ...
     def _check(self) -> Fault | None: ...
