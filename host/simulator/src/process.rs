@@ -42,12 +42,12 @@ struct Rank {
 }
 
 impl Simulator {
-    /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all talk
-    /// to it over a Unix socket at `path`, which other users cannot open. Collective: waits for all ranks. This
+    /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
+    /// talk to it over a Unix socket at `path`, which other users cannot open. Collective: waits for all. This
     /// and every later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
     ///
-    /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of the others fail with
-    /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for a rank or a number of them that cannot be.
+    /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
+    /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.
     pub fn join(
         path: &Path,
         rank: u32,
