@@ -57,6 +57,7 @@ impl Communicator {
     }
 
     /// Enqueues a combine of `rows` expert rows, of a round with `tokens` tokens.
+    #[expect(clippy::too_many_arguments, reason = "numbers of a hot call")]
     fn _combine_at(
         &self,
         py: Python<'_>,

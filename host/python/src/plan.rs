@@ -217,6 +217,7 @@ pub(crate) fn format_sizes(format: &str) -> PyResult<(u32, u32, Option<&'static 
 }
 
 /// Decodes host copies of a dispatch's outputs to f32, `[rows, hidden]`, as bytes.
+#[expect(clippy::too_many_arguments, reason = "the parts of an output")]
 #[pyfunction]
 #[pyo3(signature = (plan, tokens, scales, scale_offsets, row_scales, row_offsets, input_scale=None))]
 pub(crate) fn decode_rows<'py>(

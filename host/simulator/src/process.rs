@@ -43,8 +43,8 @@ struct Rank {
 
 impl Simulator {
     /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
-    /// talk to it over a Unix socket at `path`, which other users cannot open. Collective: waits for all. This
-    /// and every later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
+    /// talk to it over a Unix socket at `path`, which other users cannot open. Collective. This and every
+    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
     ///
     /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
     /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.
@@ -190,7 +190,7 @@ impl Host {
                 ))),
             },
             operation::SYNCHRONIZE => simulator.synchronize(rank).map(done),
-            operation::GATHER => self.gather(rank as usize, argument, |values| Ok(values)),
+            operation::GATHER => self.gather(rank as usize, argument, Ok),
             operation::WINDOWS => self.gather(rank as usize, argument, |bytes| {
                 simulator.alloc_symmetric(bytes.into_iter().max().unwrap_or(0))
             }),
