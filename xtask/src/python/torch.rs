@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use xshell::cmd;
 
-use super::{PACKAGE, environment, install, shell, wheel};
+use super::{PACKAGE, environment, shell, wheel};
 use crate::places::Places;
 
 /// Packages that `import torch`, `torch.compile` and the tests need.
@@ -35,7 +35,7 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
     let shell = shell(places)?;
     let programs = at.join("bin");
     if make {
-        environment(&shell, at)?;
+        environment(&shell, at, &[])?;
         let pip = [
             "-m",
             "pip",
@@ -64,7 +64,16 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
             at.display()
         );
     }
-    install(&shell, &programs, &wheel(places)?, &[])?;
+    let wheel = wheel(places)?;
+    let again = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--force-reinstall",
+        "--no-deps",
+    ];
+    cmd!(shell, "{programs}/python -m pip install {again...} {wheel}")
+        .quiet()
+        .run()?;
     let tests = places.root.join(PACKAGE).join("tests");
     shell.change_dir(at);
     cmd!(
