@@ -34,7 +34,7 @@ struct Host {
 struct Rank {
     /// Connections that have come, a bit each.
     lanes: u8,
-    lost: bool,
+    lost: Option<Instant>,
     /// Number that it brought to the collective under way.
     brought: Option<u64>,
     /// Result of the last collective, until its thread takes it.
@@ -140,7 +140,7 @@ impl Host {
                 }
             });
         }
-        self.ranks()[rank].lost = true;
+        self.ranks()[rank].lost.get_or_insert_with(Instant::now);
         self.changed.notify_all();
         // Fails only if the simulation has ended.
         let _ = self.simulator.lose(rank as u32);
@@ -219,7 +219,11 @@ impl Host {
             if let Some(result) = ranks[rank].result.take() {
                 return Ok(result?.into_iter().flat_map(u64::to_le_bytes).collect());
             }
-            if let Some(lost) = ranks.iter().position(|rank| rank.lost) {
+            let lost = ranks
+                .iter()
+                .zip(0_u32..)
+                .filter_map(|(rank, at)| Some((rank.lost?, at)));
+            if let Some((_, lost)) = lost.min() {
                 return Err(refused(format!("rank {lost} was lost: its process ended")));
             }
             let left = until.saturating_duration_since(Instant::now());
