@@ -4,12 +4,10 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, process, thread};
-
-use ferry_layout::MAX_RANKS;
 
 use crate::args::Args;
 use crate::error::SimulatorError;
@@ -55,7 +53,7 @@ impl Simulator {
         timeout: Duration,
     ) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
-        if rank >= ranks || ranks > MAX_RANKS {
+        if rank >= ranks || ranks > ferry_layout::MAX_RANKS {
             return Err(SimulatorError::NoSuchRank { rank, ranks });
         }
         if rank == 0 {
@@ -99,9 +97,8 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     }
     let mut folder = path.as_os_str().to_owned();
     folder.push(format!(".{}", process::id()));
-    let folder = PathBuf::from(folder);
     DirBuilder::new().mode(0o700).create(&folder)?;
-    let inside = folder.join("s");
+    let inside = Path::new(&folder).join("s");
     let listener = UnixListener::bind(&inside).and_then(|listener| {
         fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
