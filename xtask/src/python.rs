@@ -13,10 +13,18 @@ mod torch;
 
 /// The package, below the workspace root.
 const PACKAGE: &str = "host/python";
-/// Programs that build and check a wheel, by their names in the package index.
-const TOOLS: [&str; 4] = ["maturin", "abi3audit", "basedpyright", "ruff"];
+/// Programs that build and check a wheel, by their names in the package index. A new pip installs into other
+/// environments.
+const TOOLS: [&str; 6] = [
+    "pip",
+    "maturin",
+    "abi3audit",
+    "basedpyright",
+    "mypy",
+    "ruff",
+];
 /// Packages that the tests without torch need, beside the wheel.
-const TESTED_WITH: [&str; 3] = ["numpy", "pytest", "mypy"];
+const TESTED_WITH: [&str; 2] = ["numpy", "pytest"];
 
 /// Tasks of the Python package.
 #[derive(Subcommand)]
@@ -38,7 +46,7 @@ pub(crate) enum Task {
         /// Run the tests with torch
         #[arg(long, required = true)]
         torch: bool,
-        /// Make the environment first: over 600 MB to fetch
+        /// Make the environment first, of 4.5 GB
         #[arg(long)]
         make: bool,
         /// Folder of the environment
@@ -149,15 +157,24 @@ fn wheel(places: &Places) -> Result<PathBuf> {
 /// Installs the wheel into an environment that has nothing else, and runs the tests there.
 fn test(places: &Places, wheel: &Path) -> Result<()> {
     let begin = Instant::now();
-    let shell = shell(places)?;
+    let (shell, tools) = (shell(places)?, tools(places)?);
     let clean = folder(places).join("clean");
     shell.remove_path(&clean)?;
-    let programs = environment(&shell, &clean)?;
-    install(&shell, &programs, wheel, &TESTED_WITH)?;
+    let programs = environment(&shell, &clean, &["--without-pip"])?;
+    let into = ["--python", path(&clean)?];
+    let quiet = ["--quiet", "--disable-pip-version-check"];
+    cmd!(
+        shell,
+        "{tools}/python -m pip {into...} install {quiet...} {wheel}"
+    )
+    .args(TESTED_WITH)
+    .quiet()
+    .run()
+    .context("cannot install the wheel")?;
     let source = places.root.join(PACKAGE);
     // Not beside the sources, which Python would import instead of the wheel.
     shell.change_dir(&clean);
-    let (tests, mypy_ini) = (source.join("tests"), source.join("mypy.ini"));
+    let tests = source.join("tests");
     cmd!(
         shell,
         "{programs}/python -m pytest -q -p no:cacheprovider {tests}"
@@ -166,29 +183,46 @@ fn test(places: &Places, wheel: &Path) -> Result<()> {
     .env("PYTHONDONTWRITEBYTECODE", "1")
     .run()
     .context("the tests of the Python package failed")?;
-    let given = ["--mypy-config-file", path(&mypy_ini)?];
-    cmd!(
-        shell,
-        "{programs}/python -m mypy.stubtest --concise ferry_ep {given...}"
-    )
-    .quiet()
-    .run()
-    .context("the stubs do not fit the module")?;
-    let typed = tools(places)?;
-    let python = programs.join("python");
-    let python = ["--pythonpath", path(&python)?];
-    let (settings, installed) = (source.join("pyproject.toml"), installed(&shell, &programs)?);
-    let level = ["--level", "error", "--project"];
-    shell.copy_file(&settings, &clean)?;
-    cmd!(
-        shell,
-        "{typed}/basedpyright {level...} pyproject.toml {python...} {installed}"
-    )
-    .quiet()
-    .run()
-    .context("the package's types do not fit together")?;
+    check_types(places, &shell, &tools, &programs)?;
     println!("tested in {} s", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// Compares the stubs with the module, and checks the types of the installed package.
+fn check_types(places: &Places, shell: &Shell, tools: &Path, programs: &Path) -> Result<()> {
+    let source = places.root.join(PACKAGE);
+    let package = PathBuf::from(installed(shell, programs)?);
+    let packages = package.parent().context("a package is in a folder")?;
+    let (mypy_ini, allowed) = (source.join("mypy.ini"), source.join("tests/stubtest.txt"));
+    let given = [
+        "--mypy-config-file",
+        path(&mypy_ini)?,
+        "--allowlist",
+        path(&allowed)?,
+    ];
+    cmd!(
+        shell,
+        "{tools}/python -m mypy.stubtest --concise ferry_ep {given...}"
+    )
+    .quiet()
+    .env("PYTHONPATH", packages)
+    .env("MYPYPATH", packages)
+    .run()
+    .context("the stubs do not fit the module")?;
+    let (python, settings) = (programs.join("python"), source.join("pyproject.toml"));
+    let given = [
+        "--pythonpath",
+        path(&python)?,
+        "--project",
+        path(&settings)?,
+    ];
+    cmd!(
+        shell,
+        "{tools}/basedpyright --level error {given...} {package}"
+    )
+    .quiet()
+    .run()
+    .context("the package's types do not fit together")
 }
 
 /// Folder of the installed package.
@@ -205,41 +239,28 @@ fn tools(places: &Places) -> Result<PathBuf> {
     if TOOLS.iter().all(|tool| programs.join(tool).is_file()) {
         return Ok(programs);
     }
-    environment(&shell, &tools)?;
-    cmd!(
-        shell,
-        "{programs}/python -m pip install --quiet --disable-pip-version-check"
-    )
-    .args(TOOLS)
-    .quiet()
-    .run()
-    .context("cannot install the programs that build and check the wheel")?;
+    environment(&shell, &tools, &[])?;
+    let quiet = ["--quiet", "--disable-pip-version-check", "--upgrade"];
+    cmd!(shell, "{programs}/python -m pip install {quiet...}")
+        .args(TOOLS)
+        .quiet()
+        .run()
+        .context("cannot install the programs that build and check the wheel")?;
     Ok(programs)
 }
 
 /// Makes a virtual environment, and returns the folder of its programs.
-fn environment(shell: &Shell, at: &Path) -> Result<PathBuf> {
+fn environment(shell: &Shell, at: &Path, options: &[&str]) -> Result<PathBuf> {
     let version = "import sys; print(sys.version_info >= (3, 10))";
     let is_new = cmd!(shell, "python3 -c {version}").quiet().read()?;
     ensure!(is_new == "True", "python3 is older than 3.10");
-    cmd!(shell, "python3 -m venv {at}").quiet().run().context(
-        "cannot make a virtual environment; get one with `apt-get install python3-venv`",
-    )?;
-    Ok(at.join("bin"))
-}
-
-/// Installs the wheel and these packages.
-fn install(shell: &Shell, programs: &Path, wheel: &Path, packages: &[&str]) -> Result<()> {
-    let quiet = [
-        "--quiet",
-        "--disable-pip-version-check",
-        "--force-reinstall",
-    ];
-    cmd!(shell, "{programs}/python -m pip install {quiet...} {wheel}")
-        .args(packages)
+    cmd!(shell, "python3 -m venv {options...} {at}")
         .quiet()
         .run()
-        .context("cannot install the wheel")
+        .context(
+            "cannot make a virtual environment; get one with `apt-get install python3-venv`",
+        )?;
+    Ok(at.join("bin"))
 }
 
 fn shell(places: &Places) -> Result<Shell> {

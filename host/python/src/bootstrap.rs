@@ -17,14 +17,20 @@ type Inner = Box<dyn ferry::bootstrap::Bootstrap>;
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct Bootstrap {
     inner: Own<Mutex<Option<Inner>>>,
+    /// Rank of this process.
     #[pyo3(get)]
     rank: u32,
+    /// Number of processes.
     #[pyo3(get)]
     ranks: u32,
 }
 
 #[pymethods]
 impl Bootstrap {
+    /// Meets the other processes at ``"host:port"``, where rank 0 listens. Collective.
+    ///
+    /// ``timeout`` in seconds bounds this call and each round of later ones. ``key`` is a secret that all or
+    /// none have: 32 random bytes. Raises :class:`ferry_ep.BootstrapError`, with ``lost_rank`` if known.
     #[staticmethod]
     #[pyo3(signature = (address, rank, ranks, *, timeout=30.0, key=None))]
     fn tcp(
@@ -52,6 +58,13 @@ impl Bootstrap {
         ))
     }
 
+    /// Wraps an all-gather of your own: ``function`` takes this rank's bytes, and returns those of every
+    /// rank, by rank.
+    ///
+    /// It returns only after all ranks have called theirs as often, bounds its wait, and is called in the
+    /// thread that calls Ferry. Ranks share memory by what it returns, so it must not mix calls or ranks. An
+    /// exception becomes :class:`ferry_ep.BootstrapError`; one with an attribute ``lost_rank`` names the lost
+    /// rank.
     #[staticmethod]
     fn all_gather(function: Py<PyAny>, rank: u32, ranks: u32) -> PyResult<Self> {
         let gather = move |bytes: &[u8]| call(&function, bytes);
@@ -62,7 +75,7 @@ impl Bootstrap {
         Ok(Self::new(rank, ranks, Box::new(inner)))
     }
 
-    /// The all-gather itself, for tests and for programs that have nothing else.
+    /// Returns every rank's bytes, by rank. Collective.
     fn gather<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let gathered = self.with(|inner| py.detach(|| inner.all_gather(&bytes)))?;
         let all = gathered.map_err(errors::from_any)?;

@@ -20,7 +20,7 @@ pub(crate) struct Communicator {
     #[pyo3(get)]
     rank: u32,
     #[pyo3(get)]
-    plan: Py<Plan>,
+    pub(crate) plan: Py<Plan>,
     #[pyo3(get)]
     max_sms: Option<u32>,
     /// Kind and number of its device: "simulated", "cuda:1".

@@ -10,12 +10,19 @@ use crate::bootstrap::Bootstrap;
 use crate::errors;
 use crate::process::Own;
 
-/// The ranks that exchange tokens.
+/// The ranks that exchange tokens. ``with`` closes it.
+///
+/// A handle is of use only in the process that made it: a fork gets :class:`ferry_ep.ForkError`.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct Group(Own<ferry::Group>);
 
 #[pymethods]
 impl Group {
+    /// Makes ``ranks`` ranks without GPUs in this process, which run the same protocol on the CPU.
+    ///
+    /// ``seed`` decides every choice of the scheduler. ``lost=(rank, steps)`` lets a rank die. ``patience``:
+    /// seconds that a missing rank is waited for, instead of the deadline. Raises
+    /// :class:`ferry_ep.GroupError` for other than 1 to 64 ranks. Not collective.
     #[staticmethod]
     #[pyo3(signature = (ranks, seed=0, *, warps=4, stall_one_in=64, lost=None, patience=None))]
     fn simulated(
@@ -39,6 +46,14 @@ impl Group {
         Self::made(py.detach(|| ferry::Group::simulated_with(options)))
     }
 
+    /// Makes simulated ranks that are processes, for tests and first steps with ``torchrun``.
+    ///
+    /// Rank 0's process runs the simulation, and the others talk to it over a Unix socket at ``path``, which
+    /// other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
+    /// have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
+    ///
+    /// A process that ends is a lost rank. If rank 0's ends, calls of the others raise
+    /// :class:`ferry_ep.SimulatorError` at once.
     #[staticmethod]
     #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0))]
     fn simulated_at(
@@ -59,6 +74,12 @@ impl Group {
         Self::made(py.detach(|| ferry::Group::simulated_at(&path, Rank(rank), &options, timeout)))
     }
 
+    /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
+    /// Synchronizes.
+    ///
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
+    /// cannot be a group.
     #[cfg(feature = "cuda")]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false))]
@@ -67,6 +88,12 @@ impl Group {
         Self::made(py.detach(|| ferry::Group::local(&devices, &options)))
     }
 
+    /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
+    /// Synchronizes.
+    ///
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
+    /// cannot be a group.
     #[cfg(not(feature = "cuda"))]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false))]
@@ -75,6 +102,10 @@ impl Group {
         Err(not_built("cuda"))
     }
 
+    /// Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
+    /// this process's CUDA device. Collective. Synchronizes.
+    ///
+    /// Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
     #[staticmethod]
     #[pyo3(signature = (bootstrap, device, *, share_gpus=false))]
     fn node(
@@ -95,6 +126,9 @@ impl Group {
         }
     }
 
+    /// Makes a group of one process per GPU of several nodes, in a build with the feature ``nvshmem``;
+    /// ``library`` is the path of NVSHMEM's. Collective. Synchronizes. Raises as :meth:`node`, and
+    /// :class:`ferry_ep.NotBuiltError`.
     #[staticmethod]
     #[pyo3(signature = (bootstrap, device, *, share_gpus=false, library=None))]
     fn nvshmem(
@@ -120,29 +154,34 @@ impl Group {
         }
     }
 
+    /// ``"simulated"``, ``"local"``, ``"node"`` or ``"nvshmem"``.
     #[getter]
     fn kind(&self) -> PyResult<&'static str> {
         Ok(self.open()?.name())
     }
 
+    /// Number of ranks of the whole group.
     #[getter]
     fn ranks(&self) -> PyResult<u32> {
         Ok(self.open()?.ranks())
     }
 
+    /// Ranks that this process drives, ascending.
     #[getter]
     fn local_ranks(&self) -> PyResult<Vec<u32>> {
         let ranks = self.open()?.local_ranks();
         Ok(ranks.into_iter().map(|Rank(rank)| rank).collect())
     }
 
-    /// The device of a local rank: "simulated", "cuda:1".
+    /// Returns the device of a local rank: ``"cuda:0"``, or ``"simulated"``.
     fn device(&self, rank: u32) -> PyResult<String> {
         let group = self.open()?;
         group.device(Rank(rank)).map_err(errors::from)?;
         Ok(device_name(group, Rank(rank)))
     }
 
+    /// Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
+    /// communicators: nothing was done then.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.open()?;
         py.detach(|| group.close()).map_err(errors::from)

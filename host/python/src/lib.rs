@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod addresses;
 mod arguments;
 mod bootstrap;
 mod communicator;

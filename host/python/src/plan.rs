@@ -12,12 +12,14 @@ use pyo3::types::PyBytes;
 use crate::errors;
 use crate::group::Group;
 
-/// A checked configuration.
+/// Proof that a :class:`ferry_ep.Config` fits a group, and the sizes that follow from it.
+///
+/// Raises :class:`ferry_ep.PlanError` with every problem at once. Not collective.
 #[pyclass(frozen, eq, module = "ferry_ep")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) plan: ferry::Plan,
-    /// The user's `Config`.
+    /// The configuration that was checked.
     #[pyo3(get)]
     config: Kept,
 }
@@ -53,50 +55,60 @@ impl Plan {
         Ok(Self { plan, config })
     }
 
+    /// Ranks of the group.
     #[getter]
     fn ranks(&self) -> u32 {
         self.plan.ranks()
     }
 
+    /// Most multiprocessors that a kernel of this process occupies; ``None`` for all.
     #[getter]
     fn max_sms(&self) -> Option<u32> {
         self.plan.max_sms()
     }
 
+    /// Experts on each rank.
     #[getter]
     fn local_experts(&self) -> usize {
         self.plan.local_experts()
     }
 
+    /// Returns the first expert on ``rank``; the others follow it.
     fn first_expert(&self, rank: u32) -> usize {
         self.plan.first_expert(Rank(rank))
     }
 
+    /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these.
     #[getter]
     fn groups(&self) -> usize {
         self.plan.groups()
     }
 
+    /// Most rows that a dispatch can bring to a rank.
     #[getter]
     fn max_rows(&self) -> usize {
         self.plan.max_rows()
     }
 
+    /// Most rows if the experts of each token differ.
     #[getter]
     fn max_rows_distinct(&self) -> usize {
         self.plan.max_rows_distinct()
     }
 
+    /// Bytes from one row of a :class:`ferry_ep.View` to the next, a multiple of 128.
     #[getter]
     fn view_row_stride(&self) -> u64 {
         self.plan.view_row_stride()
     }
 
+    /// Bytes of each rank's receive window, in device memory of the library.
     #[getter]
     fn window_bytes(&self) -> u64 {
         self.plan.window_bytes()
     }
 
+    /// Bytes of each rank's workspace, in device memory of the library.
     #[getter]
     fn workspace_bytes(&self) -> u64 {
         self.plan.workspace_bytes()
@@ -110,6 +122,7 @@ impl Plan {
         ))
     }
 
+    /// Returns start and end of the tokens that the shared expert gets on ``rank``.
     fn shared_tokens(&self, rank: u32, tokens: usize) -> (usize, usize) {
         let range = self.plan.shared_tokens(Rank(rank), tokens);
         (range.start, range.end)
@@ -121,6 +134,9 @@ impl Plan {
         Ok((capacity.rows, capacity.scale_blocks))
     }
 
+    /// Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
+    /// format and ``receive`` layout do not have. ``capacity`` (``None`` is ``"max"``) and ``id_type`` are
+    /// those of :meth:`ferry_ep.Communicator.outputs`, and so are the errors. Not collective.
     #[pyo3(signature = (capacity=None, *, id_type="i32"))]
     fn output_layout<'py>(
         &self,

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::arguments;
 use crate::communicator::{Communicator, handle};
 
-/// A dispatch of one rank with prepared arguments.
+/// A dispatch with arguments that were checked once: a function of handles and addresses.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct PreparedDispatch {
     communicator: Py<Communicator>,
@@ -32,7 +32,7 @@ impl PreparedDispatch {
         }
     }
 
-    /// Enqueues the dispatch. An address of 0 is the prepared one.
+    /// Enqueues it. An address of 0 is the prepared one. Errors are those of a dispatch.
     #[pyo3(signature = (stream=0, x=0, topk_ids=0, topk_weights=0, /))]
     fn __call__(
         &self,
@@ -56,7 +56,7 @@ impl PreparedDispatch {
     }
 }
 
-/// A combine of one rank with prepared arguments.
+/// A combine with arguments that were checked once: a function of handles and addresses.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct PreparedCombine {
     communicator: Py<Communicator>,
@@ -82,7 +82,7 @@ impl PreparedCombine {
         }
     }
 
-    /// Enqueues the combine. An address of 0 is the prepared one.
+    /// Enqueues it. An address of 0 is the prepared one. Errors are those of a combine.
     #[pyo3(signature = (stream=0, expert_rows=0, combined=0, received_weights=0, weights=0, /))]
     fn __call__(
         &self,

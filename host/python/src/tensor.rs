@@ -30,7 +30,12 @@ pub(crate) fn data_type(name: &str) -> PyResult<DataType> {
         })
 }
 
-/// A tensor by its address, and the object that keeps its memory alive.
+/// A tensor by its address on the rank's device, for memory of any library.
+///
+/// ``shape`` and ``strides`` count elements, ``strides=None`` has no gaps. ``data_type`` is ``"bf16"``,
+/// ``"f16"``, ``"f32"``, ``"e4m3"``, ``"e8m0"``, ``"e2m1"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"u16"`` or
+/// ``"u8"``. ``owner`` is kept alive with the tensor. Nothing checks that the memory is there: it must be the device's,
+/// and live until the work that uses it has ended.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct Tensor {
     /// Address of the first element.

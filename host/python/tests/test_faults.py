@@ -194,6 +194,8 @@ time.sleep(0.3)
 
 def test_a_fork_is_refused():
     child = """
+import warnings
+warnings.simplefilter("ignore")  # From 3.12 on, a fork with threads is warned of.
 pid = os.fork()
 if pid == 0:
     for use in (lambda: ranks[0].dispatch(x, ids), lambda: group.ranks, lambda: ranks.close(),

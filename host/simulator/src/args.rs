@@ -18,7 +18,7 @@ pub enum Args {
 
 impl Args {
     /// The arguments' bytes.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Dispatch(with) => bytes_of(with).to_vec(),
             Self::Combine(CombineWith {

@@ -4,12 +4,10 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, process, thread};
-
-use ferry_layout::MAX_RANKS;
 
 use crate::args::Args;
 use crate::error::SimulatorError;
@@ -34,7 +32,7 @@ struct Host {
 struct Rank {
     /// Connections that have come, a bit each.
     lanes: u8,
-    lost: bool,
+    lost: Option<Instant>,
     /// Number that it brought to the collective under way.
     brought: Option<u64>,
     /// Result of the last collective, until its thread takes it.
@@ -42,12 +40,12 @@ struct Rank {
 }
 
 impl Simulator {
-    /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all talk
-    /// to it over a Unix socket at `path`, which other users cannot open. Collective: waits for all ranks. This
-    /// and every later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
+    /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
+    /// talk to it over a Unix socket at `path`, which other users cannot open. Collective. This and every
+    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
     ///
-    /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of the others fail with
-    /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for a rank or a number of them that cannot be.
+    /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
+    /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.
     pub fn join(
         path: &Path,
         rank: u32,
@@ -55,7 +53,7 @@ impl Simulator {
         timeout: Duration,
     ) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
-        if rank >= ranks || ranks > MAX_RANKS {
+        if rank >= ranks || ranks > ferry_layout::MAX_RANKS {
             return Err(SimulatorError::NoSuchRank { rank, ranks });
         }
         if rank == 0 {
@@ -99,9 +97,8 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     }
     let mut folder = path.as_os_str().to_owned();
     folder.push(format!(".{}", process::id()));
-    let folder = PathBuf::from(folder);
     DirBuilder::new().mode(0o700).create(&folder)?;
-    let inside = folder.join("s");
+    let inside = Path::new(&folder).join("s");
     let listener = UnixListener::bind(&inside).and_then(|listener| {
         fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
@@ -140,7 +137,7 @@ impl Host {
                 }
             });
         }
-        self.ranks()[rank].lost = true;
+        self.ranks()[rank].lost.get_or_insert_with(Instant::now);
         self.changed.notify_all();
         // Fails only if the simulation has ended.
         let _ = self.simulator.lose(rank as u32);
@@ -190,7 +187,7 @@ impl Host {
                 ))),
             },
             operation::SYNCHRONIZE => simulator.synchronize(rank).map(done),
-            operation::GATHER => self.gather(rank as usize, argument, |values| Ok(values)),
+            operation::GATHER => self.gather(rank as usize, argument, Ok),
             operation::WINDOWS => self.gather(rank as usize, argument, |bytes| {
                 simulator.alloc_symmetric(bytes.into_iter().max().unwrap_or(0))
             }),
@@ -219,7 +216,11 @@ impl Host {
             if let Some(result) = ranks[rank].result.take() {
                 return Ok(result?.into_iter().flat_map(u64::to_le_bytes).collect());
             }
-            if let Some(lost) = ranks.iter().position(|rank| rank.lost) {
+            let lost = ranks
+                .iter()
+                .zip(0_u32..)
+                .filter_map(|(rank, at)| Some((rank.lost?, at)));
+            if let Some((_, lost)) = lost.min() {
                 return Err(refused(format!("rank {lost} was lost: its process ended")));
             }
             let left = until.saturating_duration_since(Instant::now());

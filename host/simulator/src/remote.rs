@@ -86,22 +86,21 @@ impl Remote {
     /// Makes a request whose answer are numbers.
     pub(crate) fn numbers(&self, operation: u64, value: u64) -> Result<Vec<u64>, SimulatorError> {
         let answer = self.ask(operation, value, &[])?;
-        Ok(answer.chunks_exact(8).map(word).collect())
+        Ok(answer.chunks(8).map(word).collect())
     }
 }
 
 /// Connects to the socket at `path`, which rank 0 may yet have to make.
 fn connect(path: &Path, until: Instant) -> Result<UnixStream, SimulatorError> {
+    let early = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
+    let refuse = |error| refused(format!("no rank 0 at {}: {error}", path.display()));
     loop {
-        let error = match UnixStream::connect(path) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => error,
-        };
-        let early = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
-        if !early.contains(&error.kind()) || Instant::now() >= until {
-            return Err(refused(format!("no rank 0 at {}: {error}", path.display())));
+        match UnixStream::connect(path) {
+            Err(error) if early.contains(&error.kind()) && Instant::now() < until => {
+                thread::sleep(PAUSE);
+            }
+            connected => return connected.map_err(refuse),
         }
-        thread::sleep(PAUSE);
     }
 }
 

@@ -119,7 +119,7 @@ impl Simulator {
         if let Some(remote) = &self.remote {
             let number = Kernel::ALL.iter().position(|each| *each == kernel);
             let number = number.map_or(u64::MAX, |at| at as u64);
-            let launched = remote.ask(operation::LAUNCH, number, &args.to_bytes());
+            let launched = remote.ask(operation::LAUNCH, number, &args.bytes());
             return launched.map(drop);
         }
         self.ask(|reply| Command::Launch {

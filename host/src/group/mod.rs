@@ -171,8 +171,8 @@ impl Group {
 
     /// Group of simulated ranks that are processes, for tests and first steps without GPUs. Rank 0's process
     /// runs the simulation, with its `options`, and all talk to it over a Unix socket at `path`, which other
-    /// users cannot open; of the `options` of other ranks the number of ranks counts. Collective: returns after
-    /// all have joined; a rank that does not come is waited for as long as `timeout`, here and when
+    /// users cannot open; of the `options` of other ranks the number of ranks counts. Collective: returns
+    /// after all have joined; a rank that does not come is waited for as long as `timeout`, here and when
     /// communicators and the group begin and end.
     ///
     /// A process that ends is a lost rank. If rank 0's ends, all calls of the others fail at once.

@@ -55,8 +55,8 @@ impl SimulatedFabric {
 }
 
 // SAFETY: the simulator allocates each window for its rank, in the requested size, lets all its
-// ranks address it, and refuses accesses elsewhere. If ranks are processes, its collectives wait for all of them. It
-// simulates the network between nodes.
+// ranks address it, and refuses accesses elsewhere. If ranks are processes, its collectives wait for
+// all of them. It simulates the network between nodes.
 unsafe impl Fabric for SimulatedFabric {
     fn name(&self) -> &'static str {
         "simulated"

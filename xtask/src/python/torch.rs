@@ -5,36 +5,58 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use xshell::cmd;
 
-use super::{PACKAGE, environment, install, shell, wheel};
+use super::{PACKAGE, environment, shell, wheel};
 use crate::places::Places;
 
-/// Packages that `import torch` needs on a CPU, which is less than torch requires: its libraries of CUDA are
-/// loaded by the first use of a GPU, except those in [`LINKED`].
-const IMPORTED: [&str; 8] = [
+/// Packages that `import torch`, `torch.compile` and the tests need.
+const IMPORTED: [&str; 9] = [
     "filelock",
     "fsspec",
     "jinja2",
     "networkx",
     "numpy",
+    "pytest",
+    "setuptools",
     "sympy",
     "typing-extensions",
-    "pytest",
 ];
-/// Libraries that torch's own ones link, so that it is not imported without them.
-const LINKED: [&str; 0] = [];
+
+/// Prints those of torch's requirements whose libraries its own ones link: without them it is not imported,
+/// also on a CPU. Triton and CUDA's bindings for Python are left out.
+const LINKED: &str = "
+import importlib.metadata as metadata
+for requirement in metadata.requires('torch'):
+    if requirement.startswith(('cuda-toolkit', 'nvidia-')):
+        print(requirement.split(';')[0].strip())
+";
 
 /// Runs the tests, and makes the environment before if `make` is set.
 pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) -> Result<()> {
     let shell = shell(places)?;
     let programs = at.join("bin");
     if make {
-        environment(&shell, at)?;
-        let pip = ["-m", "pip", "install", "--disable-pip-version-check"];
-        cmd!(shell, "{programs}/python {pip...} --quiet")
+        environment(&shell, at, &[])?;
+        let pip = [
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--quiet",
+        ];
+        println!("fetching torch and CUDA's libraries, which takes minutes");
+        cmd!(shell, "{programs}/python {pip...}")
             .args(IMPORTED)
+            .quiet()
             .run()?;
         cmd!(shell, "{programs}/python {pip...} --no-deps torch")
-            .args(LINKED)
+            .quiet()
+            .run()?;
+        let linked = cmd!(shell, "{programs}/python -c {LINKED}")
+            .quiet()
+            .read()?;
+        cmd!(shell, "{programs}/python {pip...}")
+            .args(linked.lines())
+            .quiet()
             .run()?;
     } else if !programs.join("python").is_file() {
         bail!(
@@ -42,7 +64,16 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
             at.display()
         );
     }
-    install(&shell, &programs, &wheel(places)?, &[])?;
+    let wheel = wheel(places)?;
+    let again = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--force-reinstall",
+        "--no-deps",
+    ];
+    cmd!(shell, "{programs}/python -m pip install {again...} {wheel}")
+        .quiet()
+        .run()?;
     let tests = places.root.join(PACKAGE).join("tests");
     shell.change_dir(at);
     cmd!(

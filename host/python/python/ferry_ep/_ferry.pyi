@@ -404,6 +404,28 @@ class Communicator:
         max_sms: int | None = None,
     ) -> None: ...
     def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
+    def _dispatch_at(
+        self,
+        stream: int,
+        tokens: int,
+        x: int,
+        x_stride: int,
+        topk_ids: int,
+        wide_ids: bool,
+        topk_weights: int,
+        rows: int,
+        scale_blocks: int,
+        outputs: Sequence[int],
+    ) -> None: ...
+    def _combine_at(
+        self,
+        stream: int,
+        tokens: int,
+        rows: int,
+        expert_rows: int,
+        topk_weights: int,
+        combined: int,
+    ) -> None: ...
     def _counts(self) -> tuple[int, int]: ...
     def _synchronize(self, stream: int) -> Fault | None: ...
     def _check(self) -> Fault | None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,12 +168,22 @@ class Call:
         """Returns the tensor on the rank's device, and the address of its copy if it is one."""
         communicator = self.communicator
         if described.device in ("rank", communicator.device):
+            self._record(described.owner)
             return described.tensor(), None
         if described.device != "cpu" or not communicator._copies:
             wanted = "the CPU" if communicator._copies else communicator.device
             raise refuse(name, f"memory of {wanted}", f"memory of {described.device}")
         self.copies = True
         return self._copy(name, described)
+
+    def _record(self, owner: Any) -> None:
+        """Tells torch that a tensor of it is used on another stream than its current one."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(owner, torch.Tensor) or not owner.is_cuda:
+            return
+        if self.stream == self.communicator._stream(None) or torch.cuda.is_current_stream_capturing():
+            return
+        owner.record_stream(torch.cuda.ExternalStream(self.stream, device=owner.device))
 
     def _copy(self, name: str, described: Described) -> tuple[Tensor, int]:
         """Copies a CPU array to memory that serves every call for this argument."""

@@ -13,7 +13,7 @@ from .calls import Answers, Call
 from .errors import ArgumentError, FerryError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
-from .tensors import allocate
+from .tensors import allocate, refuse
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,6 +70,10 @@ class Rank:
         self._arrays: list[DeviceArray] = []
         #: The combine whose wait comes next.
         self._open: Call | None = None
+        #: Names of a dispatch's outputs, once they were asked for.
+        self._names: list[str] | None = None
+        #: Handle for torch's operators, once there is one.
+        self._torch_handle: int | None = None
         #: Tokens of the last dispatch.
         self._tokens = 0
         #: Whether its ids were i64.
@@ -299,6 +303,18 @@ class Rank:
             if handle is not None:
                 return int(handle)
         raise ArgumentError(f"stream is {stream!r}, but it is a stream of torch or CuPy, or a handle")
+
+    def _output_names(self) -> list[str]:
+        """Returns the names of a dispatch's outputs, in order."""
+        if self._names is None:
+            self._names = [name for name, *_ in self.plan._output_layout(*self.plan._capacity("max"))]
+        return self._names
+
+    def _torch_stream(self, tensor: Any) -> int:
+        """Returns torch's current stream, for a tensor that must be on this rank's device."""
+        if tensor.get_device() != self._stream_index:
+            raise refuse("x", f"memory of {self.device}", f"memory of {tensor.device}")
+        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self._stream_index))
 
     def _note(self, fault: Fault | None) -> None:
         if fault is not None:
