@@ -106,6 +106,7 @@ pub mod guide {
     pages! {
         rounds
         #[cfg(any(not(doctest), feature = "cuda"))] groups
+        receive
         capacity
         formats
         options

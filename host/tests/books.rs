@@ -74,9 +74,10 @@ fn a_device_that_is_opened_again_has_the_kernels_that_are_loaded() {
                 for shape in [None, Some(&shape(8)), Some(&shape(16))] {
                     shape.map(|shape| device.kernels(shape).unwrap());
                     device.kernels_with_options(shape).unwrap();
+                    device.kernels_with_rows(shape).unwrap();
                 }
             }
-            assert_eq!(books.count("books_modules"), 6);
+            assert_eq!(books.count("books_modules"), 9);
         },
     );
 }

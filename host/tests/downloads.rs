@@ -85,3 +85,38 @@ fn a_download_before_the_first_dispatch_is_refused() {
     );
     rank.close().unwrap();
 }
+
+#[test]
+fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
+    let group = Group::simulated(2, 1).unwrap();
+    let config = Config {
+        receive: ReceiveLayout::Compact,
+        ..Config::new(2, 1, 8, 2)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
+    let rows = DispatchBuffers::new(ranks[0].device(), &plan).unwrap();
+    let at = rows.output().source_rows.unwrap().at;
+    for (numbers, is_taken) in [
+        ([2, 2], true),
+        ([2, 3], false),
+        ([-1, 2], false),
+        ([i32::MAX, i32::MAX], false),
+    ] {
+        let bytes = bytemuck::cast_slice(&numbers);
+        ranks[0].device().upload(at, bytes).unwrap();
+        let received = rows.download();
+        if is_taken {
+            assert_eq!(received.unwrap().src_info.len(), 4);
+            continue;
+        }
+        assert_eq!(
+            received.unwrap_err().to_string(),
+            format!(
+                "tensor source_rows: wanted numbers of rows, at most 4 together, the rows that there are, \
+                 given {numbers:?}"
+            )
+        );
+    }
+    Communicator::close_all(ranks).unwrap();
+}

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ferry::{CombineMode, Config, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
 
 #[test]
 fn a_configuration_is_written_in_words_and_read_back() {
@@ -40,6 +40,22 @@ fn what_a_file_does_not_say_is_as_in_new() {
         read(r#", "format": "nvfp4""#).unwrap(),
         Config { format, ..new }
     );
+    for receive in ReceiveLayout::ALL {
+        let config = Config {
+            receive,
+            transposed_scales: true,
+            clear_absent: true,
+            combine_weights: true,
+            ..new
+        };
+        let more = format!(
+            r#", "receive": "{receive}", "transposed_scales": true, "clear_absent": true,
+            "combine_weights": true"#
+        );
+        assert_eq!(read(&more).unwrap(), config);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+    }
     let unknown = read(r#", "format": "fp7""#).unwrap_err().to_string();
     assert!(
         unknown.contains("\"fp7\" is not one: no such token format")

@@ -34,9 +34,15 @@ static void test_sizes(ferry_group *group) {
     longer.known = small_config();
     longer.known.size = 0;
     EXPECT(FERRY_STRUCT_SIZE, ferry_plan_new(group, &longer.known, &plan));
-    longer.known.size = sizeof(ferry_config) - 8;
+    // The first version ends with options.
+    longer.known.size = offsetof(ferry_config, receive) - 8;
     EXPECT(FERRY_STRUCT_SIZE, ferry_plan_new(group, &longer.known, &plan));
     HOLDS(strstr(ferry_last_error(), "config->size") != NULL);
+    longer.known.size = offsetof(ferry_config, receive);
+    longer.known.receive = 77;
+    OK(ferry_plan_new(group, &longer.known, &plan));
+    OK(ferry_plan_free(&plan));
+    longer.known.receive = FERRY_RECEIVE_BY_EXPERT;
     longer.known.size = (size_t)-1;
     EXPECT(FERRY_STRUCT_SIZE, ferry_plan_new(group, &longer.known, &plan));
     longer.known.size = sizeof longer;

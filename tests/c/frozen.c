@@ -6,10 +6,12 @@
 #define FIELD(type, field, at) \
     _Static_assert(offsetof(type, field) == (at), "the offset of " #type "." #field)
 
-SIZE(ferry_capacity, 24);
+SIZE(ferry_capacity, 32);
 FIELD(ferry_capacity, size, 0);
 FIELD(ferry_capacity, rows, 8);
 FIELD(ferry_capacity, scale_blocks, 16);
+FIELD(ferry_capacity, wide_ids, 24);
+FIELD(ferry_capacity, reserved, 28);
 
 SIZE(ferry_tensor, 104);
 FIELD(ferry_tensor, address, 0);
@@ -19,7 +21,7 @@ FIELD(ferry_tensor, strides, 56);
 FIELD(ferry_tensor, ndim, 96);
 FIELD(ferry_tensor, type, 100);
 
-SIZE(ferry_dispatch_output, 736);
+SIZE(ferry_dispatch_output, 1152);
 FIELD(ferry_dispatch_output, size, 0);
 FIELD(ferry_dispatch_output, tokens, 8);
 FIELD(ferry_dispatch_output, scales, 112);
@@ -28,10 +30,22 @@ FIELD(ferry_dispatch_output, row_scales, 320);
 FIELD(ferry_dispatch_output, row_offsets, 424);
 FIELD(ferry_dispatch_output, expert_ids, 528);
 FIELD(ferry_dispatch_output, src_info, 632);
+FIELD(ferry_dispatch_output, ids, 736);
+FIELD(ferry_dispatch_output, weights, 840);
+FIELD(ferry_dispatch_output, source_rows, 944);
+FIELD(ferry_dispatch_output, expert_rows, 1048);
 
-SIZE(ferry_combine_output, 112);
+SIZE(ferry_combine_output, 216);
 FIELD(ferry_combine_output, size, 0);
 FIELD(ferry_combine_output, combined, 8);
+FIELD(ferry_combine_output, weights, 112);
+
+SIZE(ferry_view, 328);
+FIELD(ferry_view, size, 0);
+FIELD(ferry_view, tokens, 8);
+FIELD(ferry_view, scales, 112);
+FIELD(ferry_view, row_scales, 216);
+FIELD(ferry_view, row_stride, 320);
 
 SIZE(ferry_fault, 64);
 FIELD(ferry_fault, size, 0);
@@ -64,7 +78,7 @@ FIELD(ferry_bootstrap, context, 40);
 FIELD(ferry_bootstrap, key, 48);
 FIELD(ferry_bootstrap, key_bytes, 56);
 
-SIZE(ferry_config, 88);
+SIZE(ferry_config, 104);
 FIELD(ferry_config, size, 0);
 FIELD(ferry_config, experts, 8);
 FIELD(ferry_config, top_k, 16);
@@ -80,8 +94,12 @@ FIELD(ferry_config, debug_checks, 72);
 FIELD(ferry_config, skip_a2a, 76);
 FIELD(ferry_config, specialise, 80);
 FIELD(ferry_config, options, 84);
+FIELD(ferry_config, receive, 88);
+FIELD(ferry_config, transposed_scales, 92);
+FIELD(ferry_config, clear_absent, 96);
+FIELD(ferry_config, combine_weights, 100);
 
-SIZE(ferry_plan_info, 88);
+SIZE(ferry_plan_info, 96);
 FIELD(ferry_plan_info, size, 0);
 FIELD(ferry_plan_info, ranks, 8);
 FIELD(ferry_plan_info, local_experts, 16);
@@ -93,6 +111,7 @@ FIELD(ferry_plan_info, workspace_bytes, 56);
 FIELD(ferry_plan_info, max_rows_distinct, 64);
 FIELD(ferry_plan_info, max_scale_blocks_distinct, 72);
 FIELD(ferry_plan_info, max_sms, 80);
+FIELD(ferry_plan_info, view_row_stride, 88);
 
 SIZE(ferry_dispatch_input, 528);
 FIELD(ferry_dispatch_input, size, 0);
@@ -102,7 +121,7 @@ FIELD(ferry_dispatch_input, topk_weights, 216);
 FIELD(ferry_dispatch_input, input_scale, 320);
 FIELD(ferry_dispatch_input, tokens_on_device, 424);
 
-SIZE(ferry_combine_input, 736);
+SIZE(ferry_combine_input, 1048);
 FIELD(ferry_combine_input, size, 0);
 FIELD(ferry_combine_input, expert_rows, 8);
 FIELD(ferry_combine_input, topk_weights, 112);
@@ -111,6 +130,9 @@ FIELD(ferry_combine_input, row_scales, 320);
 FIELD(ferry_combine_input, bias_0, 424);
 FIELD(ferry_combine_input, bias_1, 528);
 FIELD(ferry_combine_input, residual, 632);
+FIELD(ferry_combine_input, initial_0, 736);
+FIELD(ferry_combine_input, initial_1, 840);
+FIELD(ferry_combine_input, received_weights, 944);
 
 SIZE(ferry_silu, 656);
 FIELD(ferry_silu, size, 0);

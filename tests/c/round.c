@@ -418,6 +418,7 @@ int main(int count, char **arguments) {
     close_team(&of);
     test_bad_input(group, simulated);
     test_formats(group);
+    test_rows(group);
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ferry::ReceiveLayout;
 use ferry::layout::Shape;
 use ferry::{CombineMode, Config, Plan, TokenFormat};
-use ferry_layout::ReceiveLayout;
 use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 

@@ -14,6 +14,7 @@ use crate::probes::ProbePtx;
 
 const KERNELS: &str = "--kernels";
 const OPTIONS_KERNELS: &str = "--options-kernels";
+const ROWS_KERNELS: &str = "--rows-kernels";
 const PROBE_KERNELS: &str = "--probe-kernels";
 
 /// PTX to load in place of the embedded one, for one architecture each.
@@ -25,6 +26,9 @@ pub struct KernelFiles {
     /// PTX of the kernels with options from another compiler
     #[arg(long, value_name = "FILE")]
     pub options_kernels: Option<PathBuf>,
+    /// PTX of the kernels for rows that stay as they came from another compiler
+    #[arg(long, value_name = "FILE")]
+    pub rows_kernels: Option<PathBuf>,
     /// PTX of the probes (which measure the machine and check its arithmetic) from another compiler
     #[arg(long, value_name = "FILE")]
     pub probe_kernels: Option<PathBuf>,
@@ -36,6 +40,7 @@ impl KernelFiles {
         let all = [
             (KERNELS, &self.kernels),
             (OPTIONS_KERNELS, &self.options_kernels),
+            (ROWS_KERNELS, &self.rows_kernels),
             (PROBE_KERNELS, &self.probe_kernels),
         ];
         let given = |(flag, file): (_, &'a Option<PathBuf>)| Some((flag, file.as_deref()?));
@@ -58,7 +63,12 @@ impl KernelFiles {
             // SAFETY: the file has Ferry's own kernels, as above: documented on `--options-kernels`.
             unsafe { plain.clone().with_options(text) }.map(Some)
         })?;
-        Ok(both.unwrap_or(plain))
+        let both = both.unwrap_or(plain);
+        let all = read(ROWS_KERNELS, self.rows_kernels.as_deref(), |text| {
+            // SAFETY: the file has Ferry's own kernels, as above: documented on `--rows-kernels`.
+            unsafe { both.clone().with_rows(text) }.map(Some)
+        })?;
+        Ok(all.unwrap_or(both))
     }
 
     /// Probes that devices load.
@@ -114,8 +124,10 @@ mod tests {
                 "a.ptx",
                 "--options-kernels",
                 "b.ptx",
-                "--probe-kernels",
+                "--rows-kernels",
                 "c.ptx",
+                "--probe-kernels",
+                "d.ptx",
             ];
             let files = match Program::try_parse_from(line).unwrap() {
                 Program::Gpu(args) => args.files,
@@ -125,7 +137,8 @@ mod tests {
             let wanted = [
                 ("--kernels", "a.ptx"),
                 ("--options-kernels", "b.ptx"),
-                ("--probe-kernels", "c.ptx"),
+                ("--rows-kernels", "c.ptx"),
+                ("--probe-kernels", "d.ptx"),
             ];
             assert_eq!(given, wanted.map(|(flag, file)| (flag, Path::new(file))));
         }

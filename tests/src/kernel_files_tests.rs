@@ -3,6 +3,8 @@
 use std::env::temp_dir;
 use std::fs;
 
+use ferry_layout::{CombineWith, Steps};
+
 use super::*;
 
 const PROBES: &str = include_str!(env!("FERRY_PTX_SM_90A"));
@@ -70,17 +72,21 @@ fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
     assert!(error.is_some_and(|error| error.starts_with(&wanted)));
 }
 
+/// The flags of kernels that take options, each with a file.
+const WITH_OPTIONS: [(&str, fn(PathBuf) -> KernelFiles); 2] = [
+    ("--options-kernels", |file| KernelFiles {
+        options_kernels: Some(file),
+        ..KernelFiles::default()
+    }),
+    ("--rows-kernels", |file| KernelFiles {
+        rows_kernels: Some(file),
+        ..KernelFiles::default()
+    }),
+];
+
 #[test]
-fn kernels_with_another_epilogue_are_no_kernels_with_options() {
-    let kernels = |file| {
-        let options_kernels = Some(file);
-        KernelFiles {
-            options_kernels,
-            ..KernelFiles::default()
-        }
-        .kernels()
-    };
-    for (text, reason) in [
+fn kernels_with_another_epilogue_are_no_kernels_with_options_and_none_for_rows() {
+    let wrong = [
         (
             OTHERS,
             "the kernel ferry_combine_async is given parameters of",
@@ -89,16 +95,40 @@ fn kernels_with_another_epilogue_are_no_kernels_with_options() {
             PROBES,
             "the PTX for sm_90a has no kernel ferry_dispatch_async",
         ),
-    ] {
-        let (file, error) = given("no-options", text, kernels);
-        let wanted = format!("--options-kernels {file}: {reason}");
-        assert!(
-            error
-                .as_ref()
-                .is_some_and(|error| error.starts_with(&wanted)),
-            "{error:?}"
-        );
+    ];
+    for (flag, files) in WITH_OPTIONS {
+        for (text, reason) in wrong {
+            let (file, error) = given("no-options", text, |file| files(file).kernels());
+            let wanted = format!("{flag} {file}: {reason}");
+            assert!(
+                error
+                    .as_ref()
+                    .is_some_and(|error| error.starts_with(&wanted)),
+                "{error:?}"
+            );
+        }
     }
+}
+
+#[test]
+fn only_kernels_for_rows_may_lack_the_local_ones() {
+    let bytes = size_of::<CombineWith<ferry_own_epilogue::LimitedWithOffsets>>();
+    let with_steps = format!("_param_0[{}]", size_of::<CombineWith<Steps>>());
+    let whole = OTHERS.replace(&format!("_param_0[{bytes}]"), &with_steps);
+    let without = whole.replace(" ferry_combine_local(", " other(");
+    let taken = WITH_OPTIONS.map(|(_, files)| {
+        [&whole, &without].map(|text| {
+            let load = |file| files(file).kernels();
+            given("local", text, load).1
+        })
+    });
+    let [[None, Some(refused)], [None, None]] = taken else {
+        panic!("{taken:?}")
+    };
+    assert!(
+        refused.ends_with("has no kernel ferry_combine_local"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -2,19 +2,21 @@
 
 mod file;
 mod rows;
+mod stored;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
-use ferry_layout::ReceiveLayout;
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
 use crate::sharing;
-use file::{Given, Tensors, read, require_same, serialize, tensors, write};
+use file::{Given, read, require_same, serialize, tensors, write};
+use stored::Tensors;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -51,13 +53,13 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// dispatch brought.
 ///
 /// Then OUT gets, instead of `row_offsets.r` and `expert_ids.r`: `ids.r` `[rows, top_k]` i32, or i64 with
-/// --ids i64: the local expert of each slot, -1 in others; `weights.r` f32 `[rows, top_k]`; `src_info.r` i32
-/// `[rows, 2]`: source rank and token; `source_rows.r` i32 `[ranks]`; `expert_rows.r` i32 `[local experts]`;
-/// and with --combine-weights `combined_weights.r` f32 `[tokens, top_k]`. Views and strided rows are
-/// `[ranks * most tokens of a rank]`, row (source * most + token); those without a token have ids and src_info
-/// -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`, or 0 with
-/// --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`, with
-/// --transposed-scales `[hidden / 128, rows]`.
+/// --ids i64: the local expert of each slot, -1 in others; `weights.r` f32 `[rows, top_k]`; `src_info.r`
+/// i32 `[rows, 2]`: source rank and token; `source_rows.r` i32 `[ranks]`; `expert_rows.r` i32
+/// `[local experts]`; and with --combine-weights `combined_weights.r` f32 `[tokens, top_k]`. Views and
+/// strided rows are `[ranks * most tokens of a rank]`, row (source * most + token); those without a token
+/// have ids and src_info -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`,
+/// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
+/// with --transposed-scales `[hidden / 128, rows]`.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
@@ -104,8 +106,8 @@ pub struct ReplayArgs {
     /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
     #[arg(long)]
     late_weights: bool,
-    /// Layout of received rows: by-expert, or as they came: view (in the receive window), strided (at the same
-    /// places of a tensor) or compact (without gaps)
+    /// Layout of received rows: by-expert, or as they came: view (in the receive window), strided (at the
+    /// same places of a tensor) or compact (without gaps)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     receive: ReceiveLayout,
     /// Type of the expert ids that dispatch is given

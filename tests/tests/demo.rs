@@ -52,6 +52,21 @@ fn ranks_without_gpus_are_simulated() {
 }
 
 #[test]
+fn every_receive_layout_is_carried() {
+    for receive in ["by-expert", "view", "strided", "compact"] {
+        let options = ["--gpus", "none", "--tokens", "8", "--receive", receive];
+        let text = demo(&options).unwrap();
+        let wanted = format!("received  {receive}: ");
+        assert!(text.contains(&wanted), "{text}");
+        assert!(text.contains("every bit agrees; largest error 0"), "{text}");
+    }
+    refused(
+        &["--receive", "rows"],
+        &["by-expert, view, strided and compact"],
+    );
+}
+
+#[test]
 fn the_wire_carries_headers_too() {
     let text = "The quick brown fox jumps over the lazy dog.";
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo-wire");

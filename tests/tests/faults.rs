@@ -10,7 +10,11 @@ use ferry_tests::verify::Received;
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {
-    let case = any_case(seed);
+    losing(any_case(seed), seed)
+}
+
+/// The same with a rank that dies somewhere on the way.
+fn losing(case: Case, seed: u64) -> Case {
     let mut dice = Dice::new(!seed);
     let rank = dice.below(case.ranks) as u32;
     let steps = dice.pick(&[10, 100, 400, 1_500, 4_000]);
@@ -51,7 +55,7 @@ fn assert_explained(run: &Run, missing: usize) {
     assert_eq!(gave_up, named, "{:?}\n{:?}", run.outcomes, run.case);
 }
 
-fn lose_ranks(seeds: std::ops::Range<u64>) {
+fn lose_ranks(seeds: std::ops::Range<u64>, lost_case: impl Fn(u64) -> Case) {
     let (mut runs_that_gave_up, count) = (0, seeds.end - seeds.start);
     for seed in seeds {
         let case = lost_case(seed);
@@ -71,12 +75,17 @@ fn lose_ranks(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn a_lost_rank_is_named_1() {
-    lose_ranks(10_000..10_200);
+    lose_ranks(10_000..10_200, lost_case);
 }
 
 #[test]
 fn a_lost_rank_is_named_2() {
-    lose_ranks(10_200..10_400);
+    lose_ranks(10_200..10_400, lost_case);
+}
+
+#[test]
+fn a_lost_rank_is_named_if_rows_stay_as_they_came() {
+    lose_ranks(16_000..16_300, |seed| losing(any_rows_case(seed), seed));
 }
 
 /// Nothing tells of a bare row; whoever waits for its words names the source.
@@ -244,12 +253,8 @@ fn run_with_id(case: &Case, round: usize, rank: usize, slot: usize, id: i32) -> 
     ids[slot] = -1;
     given.resize(given.len() + case.counted.unwrap_or(0) * case.top_k, 0);
     Run::with(case, &problems, |tensors, ranks| {
-        let at = ranks[rank]
-            .device()
-            .upload_tensor([given.len()], &given)
-            .unwrap()
-            .at;
-        tensors[round][rank].input.topk_ids.at = at;
+        let tensors = &tensors[round][rank];
+        tensors.put_ids(&**ranks[rank].device(), &given).unwrap();
     })
 }
 

@@ -28,7 +28,13 @@ fn suite(filter: &str, ok: usize) {
 #[test]
 fn few_multiprocessors() {
     // On two nodes, too.
-    suite("multiprocessors", 14);
+    suite("multiprocessors", 44);
+}
+
+#[test]
+fn rows_that_stay_as_they_came() {
+    // 24 in each layout, on one node and on two.
+    suite(" rows", 144);
 }
 
 #[test]

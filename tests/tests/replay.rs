@@ -2,6 +2,8 @@
 
 #[path = "replay/options.rs"]
 mod options;
+#[path = "replay/rows.rs"]
+mod rows;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

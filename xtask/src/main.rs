@@ -45,8 +45,9 @@ enum Task {
         /// Compiler: the stock one, or rustc_codegen_nvvm for sm_90a and sm_100a
         ///
         /// rustc_codegen_nvvm's PTX goes below target/nvvm/ptx: the kernels to ARCH.ptx, those with options
-        /// to options/ARCH.ptx, the probes to probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests bench` take
-        /// them by --kernels, --options-kernels and --probe-kernels.
+        /// to options/ARCH.ptx, those for rows that stay as they came to rows/ARCH.ptx, the probes to
+        /// probes/ARCH.ptx. `ferry-tests gpu` and `ferry-tests bench` take them by --kernels,
+        /// --options-kernels, --rows-kernels and --probe-kernels.
         #[arg(
             long,
             value_enum,

@@ -255,7 +255,7 @@ impl fmt::Display for Fault {
                 f,
                 "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1..{wanted}; the entry \
                  was not routed ({kernel}, round {epoch})",
-                saw as u32 as i32
+                saw as i64
             ),
             FaultKind::DuplicateExpert => write!(
                 f,

@@ -171,6 +171,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn keeps_rows(&self) -> bool {
+        A::KEEPS_ROWS
+    }
+
+    #[inline(always)]
     fn spans_nodes(&self) -> bool {
         SHMEM
     }

@@ -10,8 +10,8 @@ use crate::error::{Error, FileContext, PrebuiltProblem, Result};
 use crate::package::{Artifact, Package, Variant, place};
 
 /// Finds these packages' PTX in a folder that is laid out like `target/ptx`: `sm_90a.ptx`, with options
-/// `options/sm_90a.ptx`, for rows that stay as they came `rows/sm_90a.ptx`. Each file must have this version's
-/// memory layout and all kernels of its package; more are allowed.
+/// `options/sm_90a.ptx`, for rows that stay as they came `rows/sm_90a.ptx`. Each file must have this
+/// version's memory layout and all kernels of its package; more are allowed.
 ///
 /// # Errors
 ///

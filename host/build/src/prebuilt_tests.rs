@@ -6,8 +6,12 @@ use crate::package::FOLDER_VARIABLE;
 
 use super::*;
 
-const NODE: [Package; 2] = [Package::NodeKernels, Package::NodeOptions];
-const ALL: [Package; 2] = [Package::Kernels, Package::Options];
+const NODE: [Package; 3] = [
+    Package::NodeKernels,
+    Package::NodeOptions,
+    Package::NodeRows,
+];
+const ALL: [Package; 3] = [Package::Kernels, Package::Options, Package::Rows];
 
 /// PTX with all kernels of a package, whose bodies are empty.
 fn text(package: Package, variant: Variant, fingerprint: u64) -> String {
@@ -31,10 +35,12 @@ fn text(package: Package, variant: Variant, fingerprint: u64) -> String {
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str, packages: [Package; 2]) -> Self {
+    fn new(name: &str, packages: [Package; 3]) -> Self {
         let name = format!("ferry-prebuilt-{name}-{}", std::process::id());
         let folder = Self(std::env::temp_dir().join(name));
-        fs::create_dir_all(folder.0.join("options")).unwrap();
+        for subfolder in ["options", "rows"] {
+            fs::create_dir_all(folder.0.join(subfolder)).unwrap();
+        }
         for package in packages {
             for variant in Variant::ALL {
                 folder.write(
@@ -52,7 +58,7 @@ impl Folder {
     }
 
     /// The refusal's path, below this folder, and its reason.
-    fn refused(&self, packages: [Package; 2]) -> (PathBuf, PrebuiltProblem) {
+    fn refused(&self, packages: [Package; 3]) -> (PathBuf, PrebuiltProblem) {
         match prebuilt(&self.0, &packages) {
             Err(Error::Prebuilt { path, problem }) => {
                 (path.strip_prefix(&self.0).unwrap().into(), problem)
@@ -72,8 +78,9 @@ impl Drop for Folder {
 fn a_whole_folder_is_taken_and_more_kernels_are_allowed() {
     let node = Folder::new("node", NODE);
     let taken = prebuilt(&node.0, &NODE).unwrap();
-    assert_eq!(taken.len(), 6);
+    assert_eq!(taken.len(), 9);
     assert!(taken[5].ptx_path.ends_with("options/sm_100a.ptx"));
+    assert!(taken[8].ptx_path.ends_with("rows/sm_100a.ptx"));
     let all = Folder::new("all", ALL);
     assert!(prebuilt(&all.0, &NODE).is_ok() && prebuilt(&all.0, &ALL).is_ok());
 }
@@ -101,9 +108,12 @@ fn a_folder_that_is_none_is_refused_and_the_text_says_what_would_do() {
 #[test]
 fn a_missing_file_is_named() {
     let folder = Folder::new("missing", NODE);
-    fs::remove_file(folder.0.join("options/sm_90a.ptx")).unwrap();
-    let wanted = ("options/sm_90a.ptx".into(), PrebuiltProblem::NoFile);
-    assert_eq!(folder.refused(NODE), wanted);
+    // The last one first: the first one that is missing is named.
+    for file in ["rows/sm_90a.ptx", "options/sm_90a.ptx"] {
+        fs::remove_file(folder.0.join(file)).unwrap();
+        let wanted = (file.into(), PrebuiltProblem::NoFile);
+        assert_eq!(folder.refused(NODE), wanted);
+    }
 }
 
 #[test]
@@ -144,6 +154,19 @@ fn a_text_that_is_none_or_for_another_generation_or_lacks_a_kernel_is_refused() 
         assert_eq!(path, Path::new("options/sm_90a.ptx"));
         assert!(problem.to_string().contains(wanted), "{problem}");
     }
+}
+
+#[test]
+fn kernels_for_rows_have_no_local_ones_and_each_of_the_others() {
+    let folder = Folder::new("rows", NODE);
+    let (package, variant) = (Package::NodeRows, Variant::Sm100a);
+    let whole = text(package, variant, LAYOUT_FINGERPRINT);
+    assert!(!whole.contains("_local") && !whole.contains("silu"));
+    let kernel = "ferry_combine_wait".to_owned();
+    let other = whole.replace(&format!(" {kernel}("), " other(");
+    folder.write(package, variant, &other);
+    let problem = PrebuiltProblem::NoKernel { kernel };
+    assert_eq!(folder.refused(NODE), ("rows/sm_100a.ptx".into(), problem));
 }
 
 #[test]

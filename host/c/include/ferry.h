@@ -229,6 +229,21 @@ typedef enum {
     FERRY_KERNEL_LOCAL_COMBINE = 8,
 } ferry_kernel;
 
+// Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
+// source rank and token, and combine takes one row for each. They exclude skip_a2a, shared_expert,
+// FERRY_COMBINE_EXACT and tiled scales, and need no ferry_config.options.
+typedef enum {
+    // A row for each assignment, by expert.
+    FERRY_RECEIVE_BY_EXPERT = 0,
+    // Rows stay in the receive window, at source * max_tokens_per_rank + token: ferry_communicator_view says
+    // where.
+    FERRY_RECEIVE_VIEW = 1,
+    // Rows are copied to the same places of a tensor of yours.
+    FERRY_RECEIVE_STRIDED = 2,
+    // Rows are copied to a tensor of yours without gaps.
+    FERRY_RECEIVE_COMPACT = 3,
+} ferry_receive_layout;
+
 // Memory that a kernel was waiting for or reading.
 typedef enum {
     // Counts of a rank's assignments.
@@ -363,9 +378,10 @@ typedef struct {
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
-    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank,
-    // then token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row
-    // source * max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see ferry_communicator_view.
+    // [capacity, hidden] in the plan's format, 16-byte aligned: rows by expert, then source rank, then
+    // token, then top-k slot. With a shared expert this rank's own tokens come first. Strided: row source *
+    // max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
+    // ferry_communicator_view.
     ferry_tensor tokens;
     // Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
     // [capacity, hidden / 128], unless transposed_scales is 1); one byte each
@@ -376,9 +392,9 @@ typedef struct {
     ferry_tensor scale_offsets;
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
-    // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A group is an expert
-    // of this rank; a shared expert is the first group. Blockwise FP8 pads each group to a multiple of 4
-    // rows, which count here; combine does not read padding rows. Never above the capacity.
+    // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    // group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
+    // a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
     ferry_tensor row_offsets;
     // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
@@ -551,7 +567,8 @@ typedef struct {
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     // of a token are not summed.
     ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the router's.
+    // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
+    // router's.
     ferry_tensor row_weights;
     // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
@@ -1051,10 +1068,10 @@ ferry_status ferry_plan_dispatch_layout(const ferry_plan *plan,
                                         const ferry_capacity *capacity,
                                         ferry_dispatch_output *output);
 
-// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of `tokens`
-// tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or FERRY_F32.
-// `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a token, else 0.
-// Addresses are 0. Not collective. Does not synchronise.
+// Fills `output`, whose size is set, with the shape, type and bytes of the tensors that a combine of
+// `tokens` tokens of the plan writes. `type` is the type of sums: FERRY_BF16, or with options FERRY_F16 or
+// FERRY_F32. `apart` is 1 for a combine in exact mode without weights, which does not sum the rows of a
+// token, else 0. Addresses are 0. Not collective. Does not synchronise.
 ferry_status ferry_plan_combine_layout(const ferry_plan *plan,
                                        uint64_t tokens,
                                        uint32_t type,

@@ -179,7 +179,6 @@ impl DispatchOutput {
             wide_ids: self.has_wide_ids(),
             ..Capacity::default()
         };
-        self.require(&plan.outputs(wanted), plan)?;
         if let Some(rule) = plan.fixed_rows(rows) {
             return Err(Error::Capacity(Problem {
                 field: "rows",
@@ -189,6 +188,7 @@ impl DispatchOutput {
         }
         let (form, shape) = (plan.scale_form(), plan.shape());
         let scales = ScaleTensor::check(given, form, shape, plan.groups(), rows)?;
+        self.require(&plan.outputs(wanted), plan)?;
         self.require_disjoint()?;
         Ok(scales)
     }

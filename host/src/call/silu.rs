@@ -21,8 +21,8 @@ use crate::tensor::handles::Stream;
 const LANE_COLUMNS: usize = 16;
 
 /// Arguments of a fused SiLU ([`fused_silu`](trait.Device.html#method.fused_silu)). Rows are those
-/// of a dispatch: `row_offsets` is read on the device, and rows from its last entry on, and those beyond
-/// `capacity`, are not touched.
+/// of a dispatch, or any others: `row_offsets` is read on the device, and rows from its last entry on, and
+/// those beyond `capacity`, are not touched.
 ///
 /// | the reference's kernel | here |
 /// |---|---|
@@ -37,7 +37,8 @@ pub struct FusedSilu {
     pub input: Tensor<2>,
     /// Whether gates and ups alternate instead: gate, up, gate, up.
     pub interleaved: bool,
-    /// u32 `[experts + 1]`: the first row of each expert, and the end of the last.
+    /// u32 `[experts + 1]`: the first row of each expert, and the end of the last. For rows that are not by
+    /// expert `[2]`, as of one expert: 0 and their number.
     pub row_offsets: Tensor<1>,
     /// Function of gate and up.
     pub activation: Activation,

@@ -73,7 +73,7 @@ impl Communicator {
         // SAFETY: the tensors have memory for every element (checked when `args` was made of
         // them, with lifetimes promised to `DevicePtr::new`); everything else that it names is this
         // communicator's, allocated in the plan's sizes and kept until it is closed; and its device
-        // returned the kernels for the plan's shape.
+        // returned the kernels for the plan's shape and for options of the plan's kind.
         let in_graph = unsafe { self.device().launch_held(launch, &self.member) }?;
         self.streams.launched(in_graph);
         if let Some(turn) = turn {
@@ -97,8 +97,9 @@ impl Communicator {
         {
             return Err(self.poison(Poison::Fault(fault)));
         }
-        let takes_options = args.has_options() || kernel.needs_options();
-        let kernels = if takes_options && !self.keeps_rows() {
+        let keeps_rows = self.plan.config().receive.keeps_rows();
+        debug_assert_eq!(args.keeps_rows(), keeps_rows, "options of the plan's kind");
+        let kernels = if args.has_options() || kernel.needs_options() {
             (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?
         } else {
             &self.memory.kernels
@@ -115,16 +116,13 @@ impl Communicator {
         Ok(Prepared { launch, next })
     }
 
-    /// Whether rows stay as they came: all calls then run on one set of kernels.
-    const fn keeps_rows(&self) -> bool {
-        self.plan.config().receive.keeps_rows()
-    }
-
-    /// Bytes of the user's epilogue in combines, rounded up to 8; `None` for Ferry's steps.
+    /// Bytes of the user's epilogue in combines, rounded up to 8; `None` for Ferry's steps, which the kernels
+    /// for rows that stay as they came always have.
     pub(crate) fn epilogue_bytes(&self) -> Option<usize> {
-        // The kernels for rows that stay as they came have Ferry's.
-        let device = Some(self.device()).filter(|_| !self.keeps_rows());
-        device.and_then(|device| device.epilogue_bytes())
+        if self.plan.config().receive.keeps_rows() {
+            return None;
+        }
+        self.device().epilogue_bytes()
     }
 
     /// Checks that `stream` has as many multiprocessors as a launch takes. Repeated for each launch, as a

@@ -21,9 +21,9 @@ pub(crate) struct Private {
     pub(crate) peers: DevicePtr,
     /// This rank's window: the fabric's.
     pub(crate) window: DevicePtr,
-    /// The kernels that use it: those without options, or if the plan keeps rows as they came, all.
+    /// The kernels of calls without options.
     pub(crate) kernels: LoadedKernels,
-    /// The kernels with options, if the plan asks for them and its rows are in expert order.
+    /// The kernels with options, if the plan has them.
     pub(crate) kernels_with_options: Option<LoadedKernels>,
     /// Page on which kernels record faults. `None` once freed or leaked.
     pub(crate) page: Option<Box<dyn SharedPage>>,
@@ -55,7 +55,10 @@ impl Private {
         let config = plan.config();
         let shape = config.specialise.then(|| plan.shape());
         if config.receive.keeps_rows() {
+            // One set for all calls. Constants of a shape are those of combine rows without weights.
+            let shape = shape.filter(|_| !config.combine_weights);
             self.kernels = fabric.kernels_with_rows(rank, shape)?;
+            self.kernels_with_options = Some(self.kernels.clone());
             return Ok(());
         }
         // With `skip_a2a` all kernels are those with options.

@@ -10,7 +10,7 @@ use crate::error::bootstrap::BootstrapError;
 use crate::error::warnings_tests::Warnings;
 use crate::group::Group;
 use crate::plan::config::Config;
-use ferry_layout::{CombineMode, Shape};
+use ferry_layout::{CombineMode, ReceiveLayout, Shape};
 
 /// Simulated ranks of this process, or rank 0 of two processes, whose bootstrap fails after some calls.
 struct Failing {
@@ -93,6 +93,12 @@ unsafe impl Fabric for Arc<Failing> {
     }
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
         self.inside.device(rank)
+    }
+    fn kernels_with_options(&self, _: Rank, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        Ok(LoadedKernels::of(Arc::new(("options", shape.copied()))))
+    }
+    fn kernels_with_rows(&self, _: Rank, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        Ok(LoadedKernels::of(Arc::new(("rows", shape.copied()))))
     }
     fn reaches_other_nodes(&self) -> bool {
         self.reaches_other_nodes
@@ -226,6 +232,42 @@ fn a_plan_whose_ranks_span_nodes_is_refused_by_a_group_that_reaches_none() {
     let refused = refused.unwrap_err().to_string();
     for part in ["p2p_world_size", " 1", "failing"] {
         assert!(refused.contains(part), "{refused}");
+    }
+}
+
+/// The name and the shape of kernels of `Failing`; `None` for the general ones.
+fn kernels(loaded: &LoadedKernels) -> Option<(&'static str, Option<Shape>)> {
+    loaded.held()?.downcast_ref().copied()
+}
+
+#[test]
+fn a_plan_that_keeps_rows_has_one_set_of_kernels_for_all_calls() {
+    let fabric = Failing::new(2, 1, usize::MAX);
+    let loaded = |config: Config| {
+        let plan = Plan::new(&fabric.inside, config).unwrap();
+        let memory = Private::alloc(&fabric, Rank(0), &plan).unwrap();
+        let with_options = memory.kernels_with_options.as_ref().map(kernels);
+        (kernels(&memory.kernels), with_options, *plan.shape())
+    };
+    let reduced = Config::new(2, 1, 8, 4);
+    for receive in ReceiveLayout::ALL {
+        for (specialise, options) in [(false, false), (true, true)] {
+            let config = Config {
+                receive,
+                specialise,
+                options,
+                ..reduced
+            };
+            let (plain, with_options, shape) = loaded(config);
+            let shape = specialise.then_some(shape);
+            let wanted = if receive == ReceiveLayout::ByExpert {
+                (None, options.then_some(Some(("options", shape))))
+            } else {
+                let rows = Some(("rows", shape));
+                (rows, Some(rows))
+            };
+            assert_eq!((plain, with_options), wanted, "{config:?}");
+        }
     }
 }
 

@@ -1,13 +1,27 @@
 //! The embedded kernels, and the reading of kernels.
 
 use std::ffi::CStr;
-
 use std::mem::offset_of;
+use std::ops::Range;
 
-use ferry_layout::{COMMON_OFFSET, Common};
+use ferry_layout::{
+    COMMON_OFFSET, CombineOptions, CombineWith, Common, DispatchOptions, DispatchWith,
+};
 
 use super::*;
 use crate::device::kernels::specialize::SHAPE;
+
+/// Sets of kernels that take options.
+const WITH_OPTIONS: [KernelSet; 2] = [KernelSet::WithOptions, KernelSet::Rows];
+
+/// Every set of kernels.
+const SETS: [KernelSet; 3] = [KernelSet::Plain, KernelSet::WithOptions, KernelSet::Rows];
+
+/// The embedded PTX of these sets.
+fn of_sets(sets: &[KernelSet]) -> impl Iterator<Item = (KernelSet, &'static Ptx)> {
+    let of = |&set: &KernelSet| embedded(set).iter().map(move |ptx| (set, ptx));
+    sets.iter().flat_map(of)
+}
 
 fn read(ptx: &Ptx) -> Text {
     kernels::read(ptx.text().trim_end_matches('\0')).unwrap()
@@ -28,7 +42,7 @@ fn all() -> impl Iterator<Item = (Kernel, bool)> {
 
 #[test]
 fn only_the_feature_nvshmem_brings_anything_of_nvshmem() {
-    for ptx in EMBEDDED.iter().chain(&EMBEDDED_WITH_OPTIONS) {
+    for (_, ptx) in of_sets(&SETS) {
         let wanted = cfg!(feature = "nvshmem");
         assert_eq!(kernels::has_shmem(&read(ptx)), wanted, "{}", ptx.target);
         assert_eq!(ptx.text().contains("nvshmem"), wanted, "{}", ptx.target);
@@ -75,16 +89,14 @@ fn kernels_that_load_through_rings_are_given_them() {
 
 #[test]
 fn kernels_with_options_take_them_behind_the_arguments() {
-    for ptx in &EMBEDDED_WITH_OPTIONS {
+    for (set, ptx) in of_sets(&WITH_OPTIONS) {
         let text = read(ptx);
-        for kernel in KernelSet::WithOptions.kernels() {
+        for kernel in set.kernels() {
             for &shmem in REACHES {
-                let epilogue = match kernel {
-                    Kernel::CombineAsync
-                    | Kernel::CombineWait
-                    | Kernel::Combine
-                    | Kernel::LocalCombine => size_of::<ferry_layout::Steps>() as u64,
-                    _ => 0,
+                let epilogue = if kernel.combines() {
+                    size_of::<ferry_layout::Steps>() as u64
+                } else {
+                    0
                 };
                 let wanted = [kernels::option_bytes(kernel) + epilogue];
                 kernels::require(&text, kernel.entry(shmem), &wanted).unwrap();
@@ -93,14 +105,80 @@ fn kernels_with_options_take_them_behind_the_arguments() {
     }
 }
 
+/// Bytes of the parameter in which a kernel of `set` has options that only the other kind takes.
+fn of_other_kind(set: KernelSet, kernel: Kernel) -> Range<usize> {
+    let (start, range) = if kernel.combines() {
+        let by_expert =
+            offset_of!(CombineOptions, row_weights)..offset_of!(CombineOptions, tokens_on_device);
+        let rows = offset_of!(CombineOptions, rows)..size_of::<CombineOptions>();
+        let range = if set == KernelSet::Rows {
+            by_expert
+        } else {
+            rows
+        };
+        (offset_of!(CombineWith<()>, options), range)
+    } else {
+        let by_expert =
+            offset_of!(DispatchOptions, shared_of)..offset_of!(DispatchOptions, wide_ids);
+        let rows = offset_of!(DispatchOptions, rows)..size_of::<DispatchOptions>();
+        let range = if set == KernelSet::Rows {
+            by_expert
+        } else {
+            rows
+        };
+        (offset_of!(DispatchWith, options), range)
+    };
+    start + range.start..start + range.end
+}
+
+#[test]
+fn no_embedded_kernel_loads_options_of_the_other_kind() {
+    for (set, ptx) in of_sets(&WITH_OPTIONS) {
+        let text = read(ptx);
+        for kernel in set.kernels() {
+            let others = of_other_kind(set, kernel);
+            for &shmem in REACHES {
+                let entry = kernel.entry(shmem);
+                let body = text.body(text.kernel(entry).expect(entry));
+                let loads = loads(body).filter(|(at, _)| others.contains(at));
+                let loads: Vec<_> = loads.map(|(_, line)| line).collect();
+                assert_eq!(loads, [""; 0], "{set:?} {entry} {}", ptx.target);
+            }
+        }
+    }
+}
+
+/// Loads of a kernel's parameter: the place of each in it, and its line.
+fn loads(body: &str) -> impl Iterator<Item = (usize, &str)> {
+    let load = |line: &str| {
+        let (_, place) = line.split_once("_param_0")?;
+        let place = place.strip_suffix("];")?.trim_start_matches('+');
+        Some(match place {
+            "" => 0,
+            place => place.parse().expect("an offset"),
+        })
+    };
+    let loads = (body.lines()).filter(|line| line.contains("ld.param::entry"));
+    loads.filter_map(move |line| Some((load(line)?, line)))
+}
+
 #[test]
 fn the_embedded_kernels_with_options_are_taken_as_given_ones() {
-    for ptx in &EMBEDDED_WITH_OPTIONS {
+    for (set, ptx) in of_sets(&WITH_OPTIONS) {
         let text = ptx.text().trim_end_matches('\0');
         // SAFETY: nothing is launched.
-        let given = unsafe { Kernels::default().with_options(text) }.unwrap();
+        let given = unsafe {
+            match set {
+                KernelSet::Rows => Kernels::default().with_rows(text),
+                _ => Kernels::default().with_options(text),
+            }
+        };
+        let given = given.unwrap();
         assert_eq!(given.epilogue_bytes(), None, "{}", ptx.target);
-        assert_eq!(given.given_with_options().unwrap().target, ptx.target);
+        for of in SETS {
+            let target = given.given(of).map(|ptx| ptx.target);
+            assert_eq!(target, (of == set).then_some(ptx.target), "{of:?} {set:?}");
+        }
     }
 }
 
@@ -162,13 +240,16 @@ fn the_embedded_kernels_are_such_as_are_taken_and_measure_nothing() {
         let text = ptx.text().trim_end_matches('\0');
         // SAFETY: nothing is launched.
         let taken = unsafe { Kernels::from_ptx(text) }.unwrap();
-        assert_eq!(taken.given().unwrap().target, ptx.target);
+        assert_eq!(taken.given(KernelSet::Plain).unwrap().target, ptx.target);
+    }
+    for (set, ptx) in of_sets(&SETS) {
         let mut found: Vec<_> = read(ptx).kernels().map(|k| k.name.clone()).collect();
-        let mut wanted: Vec<_> = all().map(|(kernel, shmem)| kernel.entry(shmem)).collect();
+        let both = |kernel: Kernel| REACHES.iter().map(move |&shmem| kernel.entry(shmem));
+        let mut wanted: Vec<_> = set.kernels().flat_map(both).collect();
         wanted.sort_unstable();
         wanted.dedup();
         found.sort_unstable();
-        assert_eq!(found, wanted, "{}", ptx.target);
+        assert_eq!(found, wanted, "{set:?} {}", ptx.target);
     }
 }
 
@@ -182,31 +263,24 @@ fn a_ptx_that_is_too_new_is_told_from_a_broken_one() {
 
 #[test]
 fn no_embedded_kernel_loads_a_constant() {
-    for ptx in &EMBEDDED {
+    for (set, ptx) in of_sets(&SETS) {
         let special = specialised(&read(ptx), &SHAPE);
         let text = kernels::read(&special).unwrap();
         let mut entries: Vec<_> = text.kernels().map(|kernel| kernel.name.as_str()).collect();
         entries.sort_unstable();
-        let of_round = KERNELS.into_iter().filter(|kernel| !kernel.needs_options());
+        let of_round = set.kernels().filter(|kernel| KERNELS.contains(kernel));
         let mut wanted: Vec<_> = of_round.map(|kernel| kernel.entry(false)).collect();
         wanted.sort_unstable();
-        assert_eq!(entries, wanted, "{}", ptx.target);
-        let left = special.lines().filter(|line| {
-            let place = line.split_once("_param_0+").map(|(_, rest)| rest);
-            let offset = place.map(|rest| rest.trim_end_matches("];").parse());
-            let offset: usize = offset.unwrap_or(Ok(0)).expect("an offset");
-            let constants = offset_of!(Common, shape)..size_of::<Common>();
-            line.contains("ld.param::entry")
-                && constants.contains(&offset.wrapping_sub(COMMON_OFFSET))
+        assert_eq!(entries, wanted, "{set:?} {}", ptx.target);
+        let constants = offset_of!(Common, shape)..size_of::<Common>();
+        let left = loads(&special).filter(|(at, _)| {
+            let at = at.checked_sub(COMMON_OFFSET);
+            at.is_some_and(|at| constants.contains(&at))
         });
-        assert_eq!(
-            left.collect::<Vec<_>>(),
-            Vec::<&str>::new(),
-            "{}",
-            ptx.target
-        );
+        let left: Vec<_> = left.map(|(_, line)| line).collect();
+        assert_eq!(left, [""; 0], "{set:?} {}", ptx.target);
         let moves = special.matches("mov.b64 \t%rd").count();
-        assert!(moves > 100, "{moves} moves in {}", ptx.target);
+        assert!(moves > 100, "{moves} moves in {set:?} {}", ptx.target);
     }
 }
 

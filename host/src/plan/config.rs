@@ -44,7 +44,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 ///
 /// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
 /// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
-/// a layout, scales are tiled. `combine` is `reduced` or `exact`.
+/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `view`, `strided`
+/// or `compact`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -73,7 +74,8 @@ pub struct Config {
     pub combine: CombineMode,
     /// Layout of the rows that dispatch leaves on the experts' rank. All but
     /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes
-    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales.
+    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales. [Which layout
+    /// do I want](crate::guide::receive) has a picture of each.
     #[cfg_attr(feature = "serde", serde(default))]
     pub receive: ReceiveLayout,
     /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
@@ -85,7 +87,8 @@ pub struct Config {
     #[cfg_attr(feature = "serde", serde(default))]
     pub clear_absent: bool,
     /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that
-    /// keeps rows as they came: `CombineInput::received_weights` to `CombineOutput::weights`.
+    /// keeps rows as they came: [`CombineInput::received_weights`](crate::CombineInput::received_weights) to
+    /// [`CombineOutput::Weighted`](crate::CombineOutput::Weighted).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine_weights: bool,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
@@ -138,7 +141,7 @@ pub struct Config {
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
     /// without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply
-    /// it.
+    /// it. Without effect in other [layouts](Self::receive) than by expert, whose kernels take options.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
 }

@@ -289,3 +289,7 @@ impl Plan {
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "receive_tests.rs"]
+mod receive_tests;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferry_layout::{ReceiveLayout, ScaleLayout, TokenFormat};
+use ferry_layout::{ScaleLayout, TokenFormat};
 
 use super::check::{MAX_HIDDEN, MAX_ROWS};
 use super::*;

@@ -99,7 +99,7 @@ impl Case {
             phase,
             grid,
             self.common.shape.spans_nodes(),
-            ferry_layout::ReceiveLayout::ByExpert,
+            ferry::ReceiveLayout::ByExpert,
         )
     }
 
@@ -113,6 +113,7 @@ impl Case {
             Phase::Fused,
             grid,
             spans_nodes,
+            false,
         )
     }
 }

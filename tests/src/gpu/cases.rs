@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
-use ferry::{CombineMode, Config, Group, TokenFormat};
+use ferry::{CombineMode, Config, Group, ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
 use crate::group::{GroupKind, open};
-use crate::rig::{self, Settings, factors};
+use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
 use crate::verify::{Compared, Oracle};
 use ferry_reference::Problem;
 
@@ -18,6 +18,7 @@ const SPECIALISED_HIDDEN: usize = 2048;
 const MANY_TOKENS: usize = 512;
 
 /// A problem, and how its rounds are made.
+#[derive(Clone)]
 struct Case {
     name: &'static str,
     /// The rest of the name.
@@ -34,6 +35,10 @@ struct Case {
     shared: bool,
     /// Whether a call is of all local ranks.
     all_at_once: bool,
+    /// Layout of received rows.
+    receive: ReceiveLayout,
+    /// Whether the scales of received rows are transposed.
+    transposed: bool,
 }
 
 /// Tokens of the ranks.
@@ -78,6 +83,8 @@ const fn row(
         weights: true,
         shared: false,
         all_at_once: false,
+        receive: ReceiveLayout::ByExpert,
+        transposed: false,
     }
 }
 
@@ -193,6 +200,66 @@ fn with_shared_expert(ranks: usize) -> impl Iterator<Item = Case> {
     })
 }
 
+/// Cases of rows that stay as they came, in each layout.
+#[rustfmt::skip]
+const ROWS: [Case; 13] = [
+    row("1 token", Each(1), [7168, 256, 8], Uniform, Bf16),
+    row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
+    row("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16),
+    row("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16),
+    row("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16),
+    row("tokens halve", First([64, 32, 16, 8]), [3584, 64, 8], Duplicates, Bf16),
+    row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8),
+    row("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, Mxfp8(RowMajor)),
+    row("MXFP4, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, Mxfp4(RowMajor)),
+    row("NVFP4, 128 tokens", Each(128), [7168, 256, 8], Uniform, Nvfp4(RowMajor)),
+    row("NVFP4 by row, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4RowScaled(RowMajor)),
+];
+
+/// The same with few multiprocessors, or in calls of all local ranks, in every layout; and scales of FP8 also
+/// transposed.
+fn of_rows() -> impl Iterator<Item = Case> {
+    let few = ON_FEW.into_iter().filter(|(_, case)| case.format == Bf16);
+    let few = few.map(|(sms, case)| Case {
+        max_sms: Some(sms),
+        ..case
+    });
+    let at_once = AT_ONCE[..2].to_vec().into_iter().map(|case| Case {
+        all_at_once: true,
+        ..case
+    });
+    let all: Vec<_> = ROWS.into_iter().chain(few).chain(at_once).collect();
+    ROW_LAYOUTS.into_iter().flat_map(move |receive| {
+        let all = all.clone().into_iter();
+        all.flat_map(move |case| {
+            let of = |transposed: bool| Case {
+                note: format!(
+                    ", {receive} rows{}{}{}",
+                    if transposed {
+                        ", transposed scales"
+                    } else {
+                        ""
+                    },
+                    if case.all_at_once {
+                        ", all ranks at once"
+                    } else {
+                        ""
+                    },
+                    case.max_sms
+                        .map_or(String::new(), |sms| format!(", {sms} multiprocessors")),
+                ),
+                receive,
+                transposed,
+                ..case.clone()
+            };
+            let is_fp8 = case.format == BlockwiseFp8;
+            std::iter::once(of(false)).chain(is_fp8.then(|| of(true)))
+        })
+    })
+}
+
 fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     let on_few = ON_FEW.into_iter().map(|(sms, case)| Case {
         note: format!(", {sms} multiprocessors"),
@@ -210,7 +277,8 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
         ..case
     });
     let plain = CASES.into_iter().chain(on_few).chain(without_weights);
-    plain.chain(with_shared_expert(ranks)).chain(at_once)
+    let by_expert = plain.chain(with_shared_expert(ranks)).chain(at_once);
+    by_expert.chain(of_rows())
 }
 
 /// A round's problem. All weights are 1 if dispatch is given none.
@@ -290,6 +358,27 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
     Ok(())
 }
 
+/// Modes, whether the router's weights sum the rows of a token, and whether calls are split.
+fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
+    let all = [
+        (CombineMode::Reduced, true, false),
+        (CombineMode::Exact, true, true),
+        (CombineMode::Exact, false, false),
+        (CombineMode::Reduced, true, true),
+        (CombineMode::Exact, true, false),
+        (CombineMode::Exact, false, true),
+    ];
+    let mut ways = all.to_vec();
+    if case.receive.keeps_rows() {
+        ways.retain(|(combine, ..)| *combine == CombineMode::Reduced);
+    } else if is_short {
+        ways.truncate(2);
+    }
+    // Rows that stay apart are not added to.
+    ways.retain(|&(_, weights, _)| weights || !case.shared);
+    ways
+}
+
 fn run_case(
     suite: &mut Suite<'_>,
     group: &Group,
@@ -313,23 +402,13 @@ fn run_case(
     let sizes = Config {
         format: case.format,
         shared_expert: case.shared,
+        receive: case.receive,
+        transposed_scales: case.transposed,
         ..Config::new(experts, top_k, hidden, most)
     };
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
-    let all = [
-        (CombineMode::Reduced, true, false),
-        (CombineMode::Exact, true, true),
-        (CombineMode::Exact, false, false),
-        (CombineMode::Reduced, true, true),
-        (CombineMode::Exact, true, false),
-        (CombineMode::Exact, false, true),
-    ];
-    let ways = if large || far { &all[..2] } else { &all[..] };
-    for &(combine, weights, split) in ways {
-        if case.shared && !weights {
-            // Rows that stay apart are not added to.
-            continue;
-        }
+    let keeps_rows = case.receive.keeps_rows();
+    for (combine, weights, split) in ways(case, large || far) {
         // Kernels compiled for one case serve others, with fewer tokens than planned.
         let planned = if hidden >= SPECIALISED_HIDDEN {
             most.next_multiple_of(128)
@@ -344,10 +423,19 @@ fn run_case(
             max_tokens_per_rank: planned,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
             specialise: weights && hidden >= SPECIALISED_HIDDEN && !suite.args.general,
+            clear_absent: case.receive == ReceiveLayout::Strided && split,
+            combine_weights: keeps_rows && !split,
+            debug_checks: keeps_rows && split && case.routing != Duplicates,
             ..sizes
+        };
+        // Views and strided rows have a place for each token that is planned.
+        let room = match keeps_rows {
+            true => Settings::of(config, &problems).with_spare(3, 0),
+            false => room,
         };
         let settings = Settings {
             split,
+            wide_ids: keeps_rows && split,
             apart: !weights,
             weights: case.weights,
             config,

@@ -1,6 +1,5 @@
 //! The files of a replay: tensors in, tensors out.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,6 +9,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use super::rows;
+use super::stored::{Stored, Tensors, bytes_of};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
 use crate::verify::{Contents, RankOutputs, Received};
@@ -183,7 +183,8 @@ fn parse_ids(file: &SafeTensors<'_>, rank: usize, sizes: [usize; 2]) -> Result<V
     }
     let wide = values(&view, i64::from_le_bytes);
     let narrow = wide.iter().map(|&id| {
-        i32::try_from(id).with_context(|| format!("tensor {name}: there is no expert {id}"))
+        let narrow = i32::try_from(id).ok();
+        narrow.with_context(|| format!("tensor {name}: there is no expert {id}"))
     });
     narrow.collect()
 }
@@ -260,16 +261,6 @@ fn parse_rank(
         topk_ids,
         topk_weights,
     })
-}
-
-/// A tensor: type, shape, bytes.
-pub(super) type Stored = (Dtype, Vec<usize>, Vec<u8>);
-
-/// Tensors by name.
-pub type Tensors = HashMap<String, Stored>;
-
-pub(super) fn bytes_of<T: Copy, const B: usize>(values: &[T], bytes: fn(T) -> [u8; B]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
 /// Tensors that a rank's round left, without the rows that are not in use.

@@ -1,10 +1,10 @@
 //! Tensors of a replay whose rows stay as they came.
 
+use ferry::ReceiveLayout;
 use ferry::TokenFormat;
-use ferry_layout::ReceiveLayout;
 use safetensors::Dtype;
 
-use super::file::{Stored, bytes_of};
+use super::stored::{Stored, bytes_of};
 use crate::rig::Settings;
 use crate::verify::Rows;
 

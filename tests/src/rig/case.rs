@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use ferry::ReceiveLayout;
 use ferry::simulator::{Lost, Options as Machine};
 use ferry::*;
-use ferry_layout::ReceiveLayout;
 use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, part_of};
 

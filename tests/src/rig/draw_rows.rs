@@ -1,7 +1,7 @@
 //! Cases whose rows stay as they came, drawn from a seed.
 
+use ferry::ReceiveLayout;
 use ferry::{ScaleLayout, TokenFormat};
-use ferry_layout::ReceiveLayout;
 
 use super::case::Case;
 use super::dice::Dice;

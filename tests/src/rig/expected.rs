@@ -22,7 +22,7 @@ pub struct Expected {
     pub capacities: Vec<Capacity>,
     /// Bytes of the results, by rank.
     pub wanted: Vec<Vec<u8>>,
-    /// What else there is if rows stay as they came.
+    /// Everything else, if rows stay as they came.
     pub rows: Option<ExpectedRows>,
 }
 

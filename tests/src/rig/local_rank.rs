@@ -32,7 +32,7 @@ pub struct LocalRank {
     row_weights: Option<DevicePtr>,
     /// Added by combine, if there is something.
     steps: Option<CombineSteps>,
-    /// What sums begin with.
+    /// Rows that sums begin with.
     initial: [Option<Tensor<2>>; 2],
     /// Rows of the last view that was read.
     viewed: Option<Viewed>,

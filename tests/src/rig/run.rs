@@ -3,10 +3,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ferry::ReceiveLayout;
 use ferry::layout::Kernel;
 use ferry::simulator::SimulatorError;
 use ferry::*;
-use ferry_layout::ReceiveLayout;
 use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, RankInput};
 
@@ -261,6 +261,12 @@ impl Run {
         }
     }
 
+    /// View of a rank's dispatch, if it has one.
+    pub fn view(&self, round: usize, r: usize) -> Option<View> {
+        let seen = self.views.get(round)?[r].as_ref()?;
+        Some(seen.view)
+    }
+
     /// Contents of the outputs of a rank's dispatch, with the view of it that was read.
     pub fn contents(&self, round: usize, r: usize) -> Contents {
         let (rank, output) = (&self.ranks[r], &self.tensors[round][r].output);
@@ -311,7 +317,8 @@ impl Run {
         }
     }
 
-    /// With debug checks, a view that has ended is all ones in its rows' payload and scales.
+    /// Checks, if the case has debug checks, that a view that has ended is all ones in its rows' payload and
+    /// scales.
     fn compare_ended_view(&self, r: usize) {
         let round = self.tensors.len() - 1;
         let seen = self.views.get(round).and_then(|seen| seen[r].as_ref());
@@ -329,7 +336,7 @@ impl Run {
             (&ended.row_scales, rows.layout.row_scale_bytes()),
         ];
         for (row, source, token) in rows.present() {
-            for (part, width) in parts {
+            for (part, width) in parts.into_iter().filter(|(part, _)| !part.is_empty()) {
                 let is_over = part[row * width..(row + 1) * width]
                     .iter()
                     .all(|&byte| byte == 0xff);

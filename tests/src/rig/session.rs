@@ -133,8 +133,8 @@ impl Session {
         ranks.try_for_each(|rank| rank.give_steps(&residual[rank.number()], biased))
     }
 
-    /// Begins the sums of all later combines with rows, if there are any: by rank, BF16 `[tokens, hidden]`, as
-    /// many tokens in each round. Rows stay as they came. Synchronises.
+    /// Begins the sums of all later combines with rows, if there are any: by rank, BF16 `[tokens, hidden]`,
+    /// as many tokens in each round. Rows stay as they came. Synchronises.
     pub fn begin_with(&mut self, initial: &[Option<Vec<Vec<bf16>>>; 2]) -> Result<(), Error> {
         self.ranks.iter_mut().try_for_each(|rank| {
             let number = rank.number();

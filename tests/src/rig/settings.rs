@@ -1,7 +1,7 @@
 //! Settings of sessions, and their turns.
 
+use ferry::ReceiveLayout;
 use ferry::{Capacity, CombineMode, Config};
-use ferry_layout::ReceiveLayout;
 use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;

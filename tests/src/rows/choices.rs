@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 
+use ferry::ReceiveLayout;
 use ferry::layout::OutputElement;
-use ferry_layout::ReceiveLayout;
 use ferry_reference::workload::Routing;
 
 use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};

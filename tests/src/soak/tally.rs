@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use ferry_layout::ReceiveLayout;
+use ferry::ReceiveLayout;
 use serde::Serialize;
 
 use crate::rig::Case;

@@ -206,23 +206,20 @@ impl Rows {
 
 /// Reads the rows of a view out of the window. Synchronises, but not with other streams.
 pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result<Viewed, Error> {
-    let stride = view.row_stride as usize;
-    let first = view.tokens.at;
-    let window: Vec<u8> = download(device, first, view.tokens.dims[0] * stride)?;
-    let start_of = |at: Option<DevicePtr>| at.map_or(0, |at| at.address() - first.address());
-    let part = |start: u64, width: usize| -> Vec<u8> {
-        let rows = window.chunks(stride).map(|row| &row[start as usize..]);
-        rows.flat_map(|row| row[..width].to_vec()).collect()
+    let part = |at: Option<DevicePtr>, width: usize| -> Result<Vec<u8>, Error> {
+        let Some(at) = at else {
+            return Ok(Vec::new());
+        };
+        let bytes: Vec<u8> = download(device, at, at.bytes() as usize)?;
+        let rows = bytes.chunks(view.row_stride as usize);
+        Ok(rows.flat_map(|row| row[..width].to_vec()).collect())
     };
-    // Transposed scales of a view are copied, and lie after the payload, too.
-    let scales = match &view.scales {
-        Some(scales) => start_of(Some(scales.at)),
-        None => layout.row_bytes() as u64,
-    };
-    let row_scales = start_of(view.row_scales.map(|scales| scales.at));
     Ok(Viewed {
-        tokens: part(0, layout.row_bytes()),
-        scales: part(scales, layout.scale_bytes()),
-        row_scales: part(row_scales, layout.row_scale_bytes()),
+        tokens: part(Some(view.tokens.at), layout.row_bytes())?,
+        scales: part(view.scales.map(|scales| scales.at), layout.scale_bytes())?,
+        row_scales: part(
+            view.row_scales.map(|scales| scales.at),
+            layout.row_scale_bytes(),
+        )?,
     })
 }

@@ -1,7 +1,7 @@
 //! Rows that stay as they came: the contents of a rank's outputs.
 
+use ferry::ReceiveLayout;
 use ferry::{Config, TokenFormat};
-use ferry_layout::ReceiveLayout;
 use ferry_reference::{ReceivedRows, RowNumbers, bf16, round_to_bf16};
 
 use super::values::POISON;
@@ -10,7 +10,7 @@ use crate::formats;
 /// Layout of a rank's outputs whose rows stay as they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
-    /// Where rows are.
+    /// Place of the rows.
     pub receive: ReceiveLayout,
     /// Format of the rows.
     pub format: TokenFormat,
@@ -116,7 +116,7 @@ pub struct Rows {
 pub struct Viewed {
     /// `[rows, row bytes]`.
     pub tokens: Vec<u8>,
-    /// `[rows, scale bytes]`.
+    /// `[rows, scale bytes]`; empty if they are transposed in a tensor.
     pub scales: Vec<u8>,
     /// BF16 `[rows]`, if rows have scales of their own.
     pub row_scales: Vec<u8>,
@@ -126,15 +126,20 @@ impl Rows {
     /// Takes the rows that were read of the window. Those without a token become [`POISON`].
     pub(super) fn take_view(&mut self, viewed: &Viewed) {
         let layout = self.layout;
-        let mut scales = viewed.scales.clone();
         self.is_read = true;
         self.tokens.clone_from(&viewed.tokens);
         self.row_scales.clone_from(&viewed.row_scales);
+        // Transposed ones are in a tensor.
+        let mut scales = viewed.scales.clone();
+        let scale_bytes = match layout.transposed_scales {
+            true => 0,
+            false => layout.scale_bytes(),
+        };
         for (row, info) in self.src_info.iter().enumerate() {
             if *info == [-1, -1] {
                 let parts = [
                     (&mut self.tokens, layout.row_bytes()),
-                    (&mut scales, layout.scale_bytes()),
+                    (&mut scales, scale_bytes),
                     (&mut self.row_scales, layout.row_scale_bytes()),
                 ];
                 for (part, width) in parts {
@@ -142,13 +147,12 @@ impl Rows {
                 }
             }
         }
-        // Transposed ones are in a tensor.
         if !layout.transposed_scales {
             self.scales = scales;
         }
     }
 
-    /// What the oracle says of rows, without their payload.
+    /// Describes rows as the oracle does, without their payload.
     pub fn described(layout: RowLayout, rows: &ReceivedRows) -> Self {
         Self {
             layout,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
+use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
-use ferry_layout::ReceiveLayout;
 use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 

@@ -61,6 +61,7 @@ fn generate(root: &Path) -> Result<String> {
         "ferry_fault_kind",
         "ferry_format",
         "ferry_kernel",
+        "ferry_receive_layout",
         "ferry_region",
         "ferry_round",
         "ferry_type",

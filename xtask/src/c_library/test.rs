@@ -11,13 +11,14 @@ use super::{header, package};
 use crate::places::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "round.c",
     "bad_input.c",
     "formats.c",
     "modes.c",
     "options.c",
     "queries.c",
+    "rows.c",
 ];
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];

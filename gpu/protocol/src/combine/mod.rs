@@ -48,7 +48,7 @@ pub fn combine_wait<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    match only_rounds(options, epilogue) {
+    match only_rounds(machine, options, epilogue) {
         true => wait_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
         false => wait_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
     }
@@ -62,7 +62,7 @@ pub fn combine<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    match only_rounds(options, epilogue) {
+    match only_rounds(machine, options, epilogue) {
         true => send_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
         false => send_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
     }
@@ -116,7 +116,7 @@ fn begin<'a, M: Machine>(
     kernel: Kernel,
 ) -> Launch<'a, M> {
     Launch {
-        varies: options.rows.is_on != 0,
+        varies: machine.keeps_rows(),
         ..Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
     }
 }
@@ -135,6 +135,7 @@ fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineT
         phase,
         grid,
         spans_nodes,
+        machine.keeps_rows(),
     );
     (extent, tactics)
 }

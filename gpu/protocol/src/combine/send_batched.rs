@@ -41,14 +41,14 @@ pub fn send_batched<M: Machine>(
     };
     let positions = machine.lanes(|lane| {
         let Item { source, token, .. } = item_of(lane);
-        match (options.rows.is_on, sub_warps.slot(lane)) {
-            (0, _) => machine.read(
+        match (machine.keeps_rows(), sub_warps.slot(lane)) {
+            (false, _) => machine.read(
                 Table::RowMap,
                 shape.row_map_index(source, token, slot_of(lane)),
             ),
             // The only row is in slot 0.
-            (_, 0) => received_row(launch, options.rows.layout(), source, token),
-            _ => NOT_ROUTED,
+            (true, 0) => received_row(launch, options.rows.layout(), source, token),
+            (true, _) => NOT_ROUTED,
         }
     });
     let words =
@@ -84,7 +84,7 @@ pub fn send_batched<M: Machine>(
                 Row::Window(source, to),
                 Rounding,
             );
-            if options.rows.is_on != 0 {
+            if machine.keeps_rows() {
                 let row = machine.broadcast(positions, lane);
                 let of_slot = |slot: u32| (lane + slot).min(LANES - 1);
                 let words = machine.shuffle(words, machine.lanes(of_slot));

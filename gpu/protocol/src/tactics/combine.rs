@@ -31,7 +31,8 @@ pub struct CombineTactics {
 impl CombineTactics {
     /// Decides for a launch in `phase`, on `grid`, with `tokens` tokens of this rank, after a dispatch of
     /// `extent`. `common` and `spans_nodes`: as for
-    /// [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide).
+    /// [`DispatchTactics::decide`](crate::tactics::dispatch::DispatchTactics::decide). `keeps_rows`: whether
+    /// a received row has one expert row.
     #[inline(always)]
     pub fn decide(
         common: &Common,
@@ -40,10 +41,13 @@ impl CombineTactics {
         phase: Phase,
         grid: Grid,
         spans_nodes: bool,
+        keeps_rows: bool,
     ) -> Self {
         let shape = &common.shape;
         let items = extent.items(shape);
-        let is_specialised = phase == Phase::Fused && items > grid.warps() && grid.in_block > 1;
+        // Sending one row for each takes no longer than reducing: all warps do one after the other.
+        let can_specialise = phase == Phase::Fused && !keeps_rows;
+        let is_specialised = can_specialise && items > grid.warps() && grid.in_block > 1;
         let (split, reducers_in_block) = match is_specialised {
             true => (
                 Split::Specialised,

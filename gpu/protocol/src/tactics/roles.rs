@@ -281,7 +281,7 @@ mod tests {
                 let extent = Extent { tokens, parts };
                 for phase in [Phase::Send, Phase::Wait, Phase::Fused] {
                     let tactics =
-                        CombineTactics::decide(&common, tokens, extent, phase, grid, false);
+                        CombineTactics::decide(&common, tokens, extent, phase, grid, false, false);
                     let roles: Vec<_> = positions(grid)
                         .map(|position| CombineRoles::of(tactics, position))
                         .collect();

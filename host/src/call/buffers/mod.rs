@@ -327,3 +327,7 @@ impl CombineBuffers {
 #[cfg(test)]
 #[path = "buffers_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod rows_tests;

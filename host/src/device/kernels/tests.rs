@@ -9,7 +9,12 @@ fn ptx() -> String {
 
 /// A PTX with every kernel with options, whose epilogue has `epilogue` bytes.
 fn ptx_with_options(epilogue: u64) -> String {
-    ptx_of(KernelSet::WithOptions.kernels(), |kernel| {
+    ptx_of_set(KernelSet::WithOptions, epilogue)
+}
+
+/// A PTX with every kernel of a set that takes options, whose epilogue has `epilogue` bytes.
+fn ptx_of_set(set: KernelSet, epilogue: u64) -> String {
+    ptx_of(set.kernels(), |kernel| {
         let combines = kernel.name().contains("combine");
         option_bytes(kernel) + if combines { epilogue } else { 0 }
     })
@@ -64,6 +69,37 @@ fn kernels_with_options_and_ferrys_own_steps_are_taken_as_those() {
         let wanted = format!("[{}] bytes, but takes [{}]", base + steps, base + other);
         assert!(text.ends_with(&wanted), "{text}");
     }
+}
+
+#[test]
+fn kernels_for_rows_are_taken_beside_the_others() {
+    let steps = size_of::<Steps>() as u64;
+    let rows = ptx_of_set(KernelSet::Rows, steps);
+    assert!(rows.contains("ferry_dispatch_shmem(") && !rows.contains("_local("));
+    // SAFETY: nothing is launched.
+    let given = |text: String| unsafe { Kernels::default().with_rows(text) };
+    let kernels = given(rows.clone()).unwrap();
+    let text = "Kernels::default() with rows for sm_90a";
+    assert_eq!(format!("{kernels:?}"), text);
+    // SAFETY: nothing is launched.
+    let all = unsafe { kernels.clone().with_epilogue(ptx_with_options(8)) }.unwrap();
+    let text = "Kernels::default() with an epilogue for sm_90a with rows for sm_90a";
+    assert_eq!(format!("{all:?}"), text);
+    assert_eq!(all.epilogue_bytes(), Some(8));
+    assert_ne!(all, kernels);
+    assert_ne!(kernels, Kernels::default());
+    // Those with options have all that is asked for, and more.
+    assert!(given(ptx_with_options(steps)).is_ok());
+    let text = given(rows.replace("ferry_dispatch_wait", "other"))
+        .unwrap_err()
+        .to_string();
+    assert_eq!(text, "the PTX for sm_90a has no kernel ferry_dispatch_wait");
+    let base = option_bytes(Kernel::Combine);
+    let text = given(ptx_of_set(KernelSet::Rows, 8))
+        .unwrap_err()
+        .to_string();
+    let wanted = format!("[{}] bytes, but takes [{}]", base + steps, base + 8);
+    assert!(text.ends_with(&wanted), "{text}");
 }
 
 #[test]
@@ -190,11 +226,13 @@ fn kernels_of_one_node_are_taken_and_told_from_those_of_several() {
             .filter(|text| !text.contains("_shmem"))
             .collect::<String>()
     };
-    let (plain, options) = (without(ptx()), without(ptx_with_options(8)));
-    assert!(plain.contains("ferry_combine(") && !of(&plain) && !of(&options));
-    assert!(
-        checked(plain).is_ok() && checked_with_options(options, KernelSet::WithOptions, None).is_ok()
-    );
+    let plain = without(ptx());
+    assert!(plain.contains("ferry_combine(") && !of(&plain));
+    assert!(checked(plain).is_ok());
+    for set in [KernelSet::WithOptions, KernelSet::Rows] {
+        let text = without(ptx_of_set(set, 8));
+        assert!(!of(&text) && checked_with_options(text, set, None).is_ok());
+    }
 }
 
 #[test]

@@ -31,10 +31,7 @@ impl<M: Machine> Receiver<'_, M> {
             self.each_expert(|expert| machine.write(Table::ExpertRows, expert as u64, 0));
         }
         machine.store(Counter::OffsetsReady, offsets_word(epoch, overflows));
-        match overflows {
-            true => Ok(()),
-            false => self.count_experts(),
-        }
+        self.count_experts(!overflows)
     }
 
     /// Writes the first row of each 32 tokens of each source, after waiting for their presence. Returns the
@@ -118,9 +115,10 @@ impl<M: Machine> Receiver<'_, M> {
         }
     }
 
-    /// Writes the number of assignments to each expert, after waiting for the counts of all sources.
+    /// Waits for the counts of all sources, as a round waits for everything that it is sent, and writes the
+    /// number of assignments to each expert, if `writes`.
     #[inline(always)]
-    fn count_experts(&self) -> Result<(), Aborted> {
+    fn count_experts(&self, writes: bool) -> Result<(), Aborted> {
         let (machine, common) = (self.launch.machine, self.launch.common);
         let (ranks, experts) = (common.shape.ranks, common.shape.local_experts());
         let word =
@@ -161,7 +159,7 @@ impl<M: Machine> Receiver<'_, M> {
                 },
             )?;
             machine.lanes(|lane| {
-                if first + lane < experts {
+                if writes && first + lane < experts {
                     let sum = machine.own(sums, lane).unwrap_or(0);
                     machine.write(Table::ExpertRows, (first + lane) as u64, sum);
                 }
