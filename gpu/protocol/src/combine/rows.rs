@@ -49,8 +49,8 @@ pub fn end_view<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: 
     }
 }
 
-/// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row did
-/// not fit in the outputs. Nothing if no weights return.
+/// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row
+/// did not fit in the outputs. Nothing if no weights return.
 #[inline(always)]
 pub fn return_weights<M: Machine>(
     launch: &Launch<M>,
@@ -89,8 +89,8 @@ pub fn return_weights<M: Machine>(
 }
 
 /// Writes the weights of a token's slots as its experts' ranks returned them, zeros for slots that are not
-/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that has
-/// not. Nothing if no weights return.
+/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that
+/// has not. Nothing if no weights return.
 #[inline(always)]
 pub fn take_weights<M: Machine>(
     launch: &Launch<M>,

@@ -85,20 +85,12 @@ pub fn send_batched<M: Machine>(
                 Rounding,
             );
             if machine.keeps_rows() {
-                let row = machine.broadcast(positions, lane);
-                let of_slot = |slot: u32| (lane + slot).min(LANES - 1);
-                let words = machine.shuffle(words, machine.lanes(of_slot));
-                let experts = machine.lanes(|slot| {
-                    lane_or_none(slot, shape.top_k, || {
-                        shape
-                            .assignment_words()
-                            .decode(machine.own(words, slot))
-                            .expert
-                    })
-                });
+                let returned = Returned {
+                    row: machine.broadcast(positions, lane),
+                    experts: experts_from(launch, words, lane),
+                };
                 end_view(launch, options, item_of(lane));
-                let to = Row::Window(source, to);
-                return_weights(launch, args, options, to, Returned { row, experts });
+                return_weights(launch, args, options, Row::Window(source, to), returned);
             }
         }
         item += 1;
@@ -112,6 +104,19 @@ pub fn send_batched<M: Machine>(
             flagged::publish(machine, item.source, flag, epoch);
         }
     });
+}
+
+/// The experts in the words from lane `first` on, a top-k slot a lane.
+#[inline(always)]
+fn experts_from<M: Machine>(launch: &Launch<M>, words: M::Lanes<u32>, first: u32) -> M::Lanes<u32> {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let words = machine.shuffle(words, machine.lanes(|slot| (first + slot).min(LANES - 1)));
+    machine.lanes(|slot| {
+        lane_or_none(slot, shape.top_k, || {
+            let word = machine.own(words, slot);
+            shape.assignment_words().decode(word).expert
+        })
+    })
 }
 
 /// The slot of each item's row at its source, on the item's lanes; [`SENTINEL`] if the item has not arrived.

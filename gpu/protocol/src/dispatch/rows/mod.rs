@@ -2,9 +2,9 @@
 //! expert here.
 //!
 //! Nobody waits for numbers of assignments. A row of a view is in its place once it has arrived, unless it
-//! came with inline flags; strided rows are copied to the same places of the outputs. Only rows that are moved
-//! together wait, for the number of rows before them. All words of a row are acquired before the launch ends,
-//! so later kernels of its stream read views without a fence.
+//! came with inline flags; strided rows are copied to the same places of the outputs. Only rows that are
+//! moved together wait, for the number of rows before them. All words of a row are acquired before the launch
+//! ends, so later kernels of its stream read views without a fence.
 
 mod count;
 mod describe;

@@ -11,8 +11,8 @@ use crate::machine::{LANES, Machine};
 use crate::work::item::{Item, RowLocation};
 
 impl<M: Machine> Receiver<'_, M> {
-    /// Puts an item that has arrived, or has inline flags, into its place in `row`. Describes the row if it has
-    /// inline flags.
+    /// Puts an item that has arrived, or has inline flags, into its place in `row`. Describes the row if it
+    /// has inline flags.
     #[inline(always)]
     pub(super) fn place(&self, item: Item, row: u32) -> Result<(), TimedOut> {
         let (machine, common) = (self.launch.machine, self.launch.common);
