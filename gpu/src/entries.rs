@@ -41,7 +41,8 @@ macro_rules! kernels_with_epilogue {
 }
 
 /// Declares the kernels with options that wait for other ranks, of one kind and for an epilogue. The kind,
-/// `by_expert` or `as_they_came`, says what becomes of received rows. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// `by_expert` or `as_they_came`, says how received rows are left. Part of
+/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernels_of_rounds {
@@ -83,7 +84,7 @@ macro_rules! shmem_kernels_with_options {
     ($kind:ident, $epilogue:ty) => {};
 }
 
-/// Arguments of a kernel whose rows are put in expert order.
+/// Type of a kernel's arguments, from its kind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! arguments_of_kind {
@@ -91,7 +92,7 @@ macro_rules! arguments_of_kind {
     (as_they_came, $with:ty) => { $crate::layout::AsTheyCame<$with> };
 }
 
-/// The part of a kernel's arguments that both kinds have.
+/// A kernel's arguments without their kind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! common_part {
