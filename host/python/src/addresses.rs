@@ -9,9 +9,9 @@ use crate::errors;
 
 #[pymethods]
 impl Communicator {
-    /// Enqueues a dispatch of `x`, BF16 `[tokens, hidden]` with rows `x_stride` elements apart. Ids are i64 if
-    /// `wide_ids`, else i32. `outputs` has an address for each layout of `Plan._output_layout`, in order; an
-    /// address of weights of 0 is none.
+    /// Enqueues a dispatch of `x`, BF16 `[tokens, hidden]` with rows `x_stride` elements apart. Ids are i64
+    /// if `wide_ids`, else i32. `outputs` has an address for each layout of `Plan._output_layout`, in order;
+    /// an address of weights of 0 is none.
     #[expect(clippy::too_many_arguments, reason = "numbers of a hot call")]
     fn _dispatch_at(
         &self,

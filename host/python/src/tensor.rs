@@ -34,8 +34,8 @@ pub(crate) fn data_type(name: &str) -> PyResult<DataType> {
 ///
 /// ``shape`` and ``strides`` count elements, ``strides=None`` has no gaps. ``data_type`` is ``"bf16"``,
 /// ``"f16"``, ``"f32"``, ``"e4m3"``, ``"e8m0"``, ``"e2m1"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"u16"`` or
-/// ``"u8"``. ``owner`` is kept alive with the tensor. Nothing checks that the memory is there: it must be the device's,
-/// and live until the work that uses it has ended.
+/// ``"u8"``. ``owner`` is kept alive with the tensor. Nothing checks that the memory is there: it must be the
+/// device's, and live until the work that uses it has ended.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct Tensor {
     /// Address of the first element.
