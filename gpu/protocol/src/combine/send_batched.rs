@@ -39,18 +39,8 @@ pub fn send_batched<M: Machine>(
         let header = window.dispatch_row(source, token).plus(common.row.header);
         header.plus(word)
     };
-    let positions = machine.lanes(|lane| {
-        let Item { source, token, .. } = item_of(lane);
-        match (machine.keeps_rows(), sub_warps.slot(lane)) {
-            (false, _) => machine.read(
-                Table::RowMap,
-                shape.row_map_index(source, token, slot_of(lane)),
-            ),
-            // The only row is in slot 0.
-            (true, 0) => received_row(launch, options.rows.layout(), source, token),
-            (true, _) => NOT_ROUTED,
-        }
-    });
+    let positions =
+        machine.lanes(|lane| position_of(launch, options, item_of(lane), sub_warps.slot(lane)));
     let words =
         machine.lanes(|lane| machine.read_window(place(Header::assignment(slot_of(lane)), lane)));
     let weights = machine.lanes(|lane| {
@@ -104,6 +94,27 @@ pub fn send_batched<M: Machine>(
             flagged::publish(machine, item.source, flag, epoch);
         }
     });
+}
+
+/// The expert row of a top-k slot of an item's token; the last slot again for slots after it. Of rows that
+/// stayed as they came, the only one is in slot 0. For one lane.
+#[inline(always)]
+fn position_of<M: Machine>(
+    launch: &Launch<M>,
+    options: &CombineOptions,
+    item: Item,
+    slot: u32,
+) -> u32 {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let Item { source, token, .. } = item;
+    match (machine.keeps_rows(), slot) {
+        (false, _) => {
+            let slot = slot.min(shape.top_k - 1);
+            machine.read(Table::RowMap, shape.row_map_index(source, token, slot))
+        }
+        (true, 0) => received_row(launch, options.rows.layout(), source, token),
+        (true, _) => NOT_ROUTED,
+    }
 }
 
 /// The experts in the words from lane `first` on, a top-k slot a lane.
