@@ -41,8 +41,8 @@ macro_rules! kernels_with_epilogue {
 }
 
 /// Declares the kernels with options that wait for other ranks, of one kind and for an epilogue. The kind,
-/// `by_expert` or `as_they_came`, names the functions of `DispatchOptions` and `CombineOptions` that make
-/// constants of the other kind's fields. Part of [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// `by_expert` or `as_they_came`, says how received rows are left. Part of
+/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernels_of_rounds {
@@ -84,6 +84,26 @@ macro_rules! shmem_kernels_with_options {
     ($kind:ident, $epilogue:ty) => {};
 }
 
+/// Type of a kernel's arguments, from its kind.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! arguments_of_kind {
+    (by_expert, $with:ty) => { $with };
+    (as_they_came, $with:ty) => { $crate::layout::AsTheyCame<$with> };
+}
+
+/// A kernel's arguments without their kind.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! common_part {
+    (by_expert, $with:ident) => {
+        &$with
+    };
+    (as_they_came, $with:ident) => {
+        &$with.0
+    };
+}
+
 /// Declares a kernel from its name, whether ranks of other nodes are among the peers, the protocol's
 /// function, the kind of [`kernels_of_rounds`](crate::kernels_of_rounds), and for a combine the epilogue.
 #[doc(hidden)]
@@ -94,15 +114,13 @@ macro_rules! kernel_with_options {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// The host built `given` for this rank, with options of this kind. Blocks have at least
             /// `2 * MAX_RANKS` threads.
-            $name(with: $crate::layout::DispatchWith) {
-                let options = &with.options;
-                // SAFETY: the options are of this kind: documented above.
-                unsafe { $crate::kind::assume_dispatch(options, &options.$kind()) };
-                // SAFETY: the host built `with` for this rank: documented above.
-                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let _ = $crate::protocol::$run(&machine, &with.args, options);
+            $name(given: $crate::arguments_of_kind!($kind, $crate::layout::DispatchWith)) {
+                // SAFETY: the host built `given` for this rank: documented above.
+                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&given) };
+                let with = $crate::common_part!($kind, given);
+                let _ = $crate::protocol::$run(&machine, &with.args, &with.options);
             }
         }
     };
@@ -111,15 +129,13 @@ macro_rules! kernel_with_options {
             /// See the protocol's function of the same name.
             ///
             /// # Safety
-            /// The host built `with` for this rank, with options of this kind. Blocks have at least
+            /// The host built `given` for this rank, with options of this kind. Blocks have at least
             /// `2 * MAX_RANKS` threads.
-            $name(with: $crate::layout::CombineWith<$epilogue>) {
-                let options = &with.options;
-                // SAFETY: the options are of this kind: documented above.
-                unsafe { $crate::kind::assume_combine(options, &options.$kind()) };
-                // SAFETY: the host built `with` for this rank: documented above.
-                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&with) };
-                let _ = $crate::protocol::$run(&machine, &with.args, options, &with.epilogue);
+            $name(given: $crate::arguments_of_kind!($kind, $crate::layout::CombineWith<$epilogue>)) {
+                // SAFETY: the host built `given` for this rank: documented above.
+                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&given) };
+                let with = $crate::common_part!($kind, given);
+                let _ = $crate::protocol::$run(&machine, &with.args, &with.options, &with.epilogue);
             }
         }
     };

@@ -21,7 +21,6 @@ mod entries;
 #[cfg(target_arch = "nvptx64")]
 mod kernel;
 #[cfg(target_arch = "nvptx64")]
-pub mod kind;
 #[cfg(target_arch = "nvptx64")]
 pub mod machine;
 #[cfg(target_arch = "nvptx64")]

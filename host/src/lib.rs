@@ -116,6 +116,7 @@ pub mod guide {
         recovery
         #[cfg(any(not(doctest), feature = "cuda"))] shared_gpu
         c
+        python
         building
         #[cfg(any(not(doctest), feature = "cuda"))] codegen
         checks

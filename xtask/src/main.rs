@@ -19,6 +19,7 @@ mod cuda_stub;
 mod dist;
 mod package;
 mod places;
+mod python;
 mod report;
 mod soak;
 mod test;
@@ -122,6 +123,8 @@ enum Task {
     },
     #[command(flatten)]
     C(c_library::Task),
+    #[command(flatten)]
+    Python(python::Task),
     /// Run clippy with the feature `candle`, with an nvcc that writes empty files
     CheckCandle,
     /// Print a folder for CUDA_LIBRARY_PATH, to build with the feature `cust` without CUDA
@@ -195,6 +198,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::C(task) => c_library::run(places, &task)?,
+        Task::Python(task) => python::run(places, &task)?,
         Task::CheckCandle => candle::check(places)?,
         Task::CudaStub => {
             println!("{}", cuda_stub::folder(places)?.display());

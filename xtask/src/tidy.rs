@@ -86,11 +86,12 @@ const MOST_COLUMNS: usize = 110;
 const LOGS: [&str; 2] = ["CHANGELOG.md", "gpu/protocol/TUNING.md"];
 
 /// Code that other people's programs link.
-const LIBRARIES: [&str; 6] = [
+const LIBRARIES: [&str; 7] = [
     "gpu/",
     "host/c/src/",
     "host/src/",
     "host/ptx/src/",
+    "host/python/src/",
     "host/simulator/src/",
     "nvshmem-sys/src/",
 ];

@@ -119,6 +119,9 @@ pub enum Tensor {
 
 /// Addresses of a kernel's tensors and tables, from its arguments. 0 if the kernel has none.
 pub trait Arguments: Copy {
+    /// Whether received rows stay as they came.
+    const KEEPS_ROWS: bool = false;
+
     /// Arguments that every kernel needs.
     fn common(&self) -> &Common;
     /// Device address of a tensor's first row.

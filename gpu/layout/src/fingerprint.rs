@@ -69,7 +69,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         ReceivedRows {
             ids, weights, of_source, of_expert, is_on, layout, clears_absent, transposes_scales
         }
-        ReturnedRows { initial, weights, combined_weights, is_on, layout }
+        ReturnedRows { initial, second_initial, weights, combined_weights, is_on, layout }
         DispatchWith { args, options }
         CombineWithAny { args, options, epilogue }
         Steps { row_scales, biases, residual, hidden }

@@ -53,8 +53,8 @@ pub use limits::{
 };
 pub use names::UnknownName;
 pub use options::{
-    CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords, MAX_EPILOGUE_BYTES,
-    ReceivedRows, ReturnedRows, SharedTokens,
+    AsTheyCame, CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords,
+    MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;

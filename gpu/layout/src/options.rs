@@ -43,7 +43,7 @@ pub struct ReceivedRows {
     pub of_source: u64,
     /// i32 `[local experts]`, written: assignments to each expert.
     pub of_expert: u64,
-    /// Not zero: rows stay as they came. A constant in kernels of either kind.
+    /// Not zero: rows stay as they came. Only the host reads it; kernels are of either kind.
     pub is_on: u32,
     /// [`ReceiveLayout::number`].
     pub layout: u32,
@@ -101,14 +101,16 @@ pub struct CombineOptions {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ReturnedRows {
-    /// BF16 `[tokens, hidden]` each, with which sums begin, in this order; 0 for none.
-    pub initial: [u64; 2],
+    /// BF16 `[tokens, hidden]`, with which sums begin; 0 for none.
+    pub initial: u64,
+    /// BF16 `[tokens, hidden]`, which is added to it; 0 for none.
+    pub second_initial: u64,
     /// f32 `[row_capacity, top_k]`: weights that travel back with the rows; 0 for none.
     pub weights: u64,
     /// f32 `[tokens, top_k]`, written: each slot's weight from the rank of its expert, 0 if it is not routed;
     /// 0 for none.
     pub combined_weights: u64,
-    /// Not zero: rows stayed as they came. A constant in kernels of either kind.
+    /// Not zero: rows stayed as they came. Only the host reads it; kernels are of either kind.
     pub is_on: u32,
     /// [`ReceiveLayout::number`] of the dispatch.
     pub layout: u32,
@@ -117,12 +119,19 @@ pub struct ReturnedRows {
 impl ReturnedRows {
     /// Expert rows in expert order.
     pub const NONE: Self = Self {
-        initial: [0; 2],
+        initial: 0,
+        second_initial: 0,
         weights: 0,
         combined_weights: 0,
         is_on: 0,
         layout: 0,
     };
+
+    /// Whether sums begin with the user's tensors.
+    #[inline(always)]
+    pub const fn has_initial(&self) -> bool {
+        self.initial != 0 || self.second_initial != 0
+    }
 
     /// Layout of the dispatch's rows, if they stayed as they came.
     #[inline(always)]
@@ -143,31 +152,6 @@ impl DispatchOptions {
         reserved: 0,
         rows: ReceivedRows::NONE,
     };
-
-    /// These options for kernels that put rows in expert order: the others' fields are constants, so that the
-    /// compiler drops their code.
-    #[inline(always)]
-    pub const fn by_expert(&self) -> Self {
-        Self {
-            rows: ReceivedRows::NONE,
-            ..*self
-        }
-    }
-
-    /// These options for kernels that keep rows as they came, with constants as in
-    /// [`by_expert`](Self::by_expert).
-    #[inline(always)]
-    pub const fn as_they_came(&self) -> Self {
-        Self {
-            rows: ReceivedRows {
-                is_on: 1,
-                ..self.rows
-            },
-            tokens_on_device: self.tokens_on_device,
-            wide_ids: self.wide_ids,
-            ..Self::NONE
-        }
-    }
 }
 
 impl DispatchWith {
@@ -264,33 +248,10 @@ impl CombineOptions {
         rows: ReturnedRows::NONE,
     };
 
-    /// These options for kernels whose expert rows are in expert order: see [`DispatchOptions::by_expert`].
-    #[inline(always)]
-    pub const fn by_expert(&self) -> Self {
-        Self {
-            rows: ReturnedRows::NONE,
-            ..*self
-        }
-    }
-
-    /// These options for kernels whose rows stayed as they came: see [`DispatchOptions::as_they_came`].
-    #[inline(always)]
-    pub const fn as_they_came(&self) -> Self {
-        Self {
-            rows: ReturnedRows {
-                is_on: 1,
-                ..self.rows
-            },
-            tokens_on_device: self.tokens_on_device,
-            output: self.output,
-            ..Self::NONE
-        }
-    }
-
-    /// Whether sums begin with +0 and are only rounded to BF16, and no shared expert's row is added.
+    /// Whether sums are only rounded to BF16, and no shared expert's row is added.
     #[inline(always)]
     pub const fn only_rounds(&self) -> bool {
-        let begins_with_zero = self.rows.initial[0] == 0 && self.rows.initial[1] == 0;
+        let begins_with_zero = self.rows.initial == 0 && self.rows.second_initial == 0;
         self.shared_of == 0 && begins_with_zero && matches!(self.element(), OutputElement::Bf16)
     }
 
@@ -399,8 +360,8 @@ impl<E: Copy> Arguments for CombineWith<E> {
     #[inline(always)]
     fn tensor(&self, tensor: Tensor) -> u64 {
         match tensor {
-            Tensor::Initial => self.options.rows.initial[0],
-            Tensor::SecondInitial => self.options.rows.initial[1],
+            Tensor::Initial => self.options.rows.initial,
+            Tensor::SecondInitial => self.options.rows.second_initial,
             _ => self.args.tensor(tensor),
         }
     }
@@ -426,6 +387,45 @@ impl<E: Copy> Arguments for CombineWith<E> {
             Table::CombinedWeights => self.options.rows.combined_weights,
             _ => self.args.user_table(table),
         }
+    }
+}
+
+/// Arguments of kernels that keep received rows as they came.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsTheyCame<A>(pub A);
+
+impl<A: Arguments> Arguments for AsTheyCame<A> {
+    const KEEPS_ROWS: bool = true;
+
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        self.0.common()
+    }
+
+    #[inline(always)]
+    fn tensor(&self, tensor: Tensor) -> u64 {
+        self.0.tensor(tensor)
+    }
+
+    #[inline(always)]
+    fn last_word(&self) -> u64 {
+        self.0.last_word()
+    }
+
+    #[inline(always)]
+    fn row_bytes(&self, tensor: Tensor) -> u32 {
+        self.0.row_bytes(tensor)
+    }
+
+    #[inline(always)]
+    fn row_stride(&self, tensor: Tensor) -> u32 {
+        self.0.row_stride(tensor)
+    }
+
+    #[inline(always)]
+    fn user_table(&self, table: Table) -> u64 {
+        self.0.user_table(table)
     }
 }
 

@@ -118,6 +118,17 @@ impl Cursor {
     }
 }
 
+impl Shape {
+    /// Bytes from one combine row to the next.
+    const fn combine_row_stride(&self, combine_weights: bool) -> u64 {
+        let bytes = match combine_weights {
+            true => self.weighted_combine_row_bytes(),
+            false => self.combine_row_bytes(),
+        };
+        (bytes as u64).next_multiple_of(ALIGN)
+    }
+}
+
 impl Window {
     /// The window of a shape, with combine rows without weights.
     pub const fn of(shape: &Shape) -> Self {
@@ -136,11 +147,7 @@ impl Window {
         let dispatch_row_stride = (shape.dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
         let inline_dispatch_row_stride =
             (shape.inline_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
-        let combine_row_bytes = match combine_weights {
-            true => shape.weighted_combine_row_bytes(),
-            false => shape.combine_row_bytes(),
-        };
-        let combine_row_stride = (combine_row_bytes as u64).next_multiple_of(ALIGN);
+        let combine_row_stride = shape.combine_row_stride(combine_weights);
         let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
             (false, _) => (0, 0),
             (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),

@@ -171,6 +171,11 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
+    fn keeps_rows(&self) -> bool {
+        A::KEEPS_ROWS
+    }
+
+    #[inline(always)]
     fn spans_nodes(&self) -> bool {
         SHMEM
     }
@@ -292,16 +297,14 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn read(&self, table: Table, index: u64) -> u32 {
-        let at = self.args.table(table) + 4 * index;
         // SAFETY: the protocol stays inside the tables.
-        unsafe { memory::load_u32(at) }
+        unsafe { memory::load_u32(self.args.table(table) + 4 * index) }
     }
 
     #[inline(always)]
     fn read_vector(&self, table: Table, index: u64) -> Vector {
-        let at = self.args.table(table) + 4 * index;
         // SAFETY: the protocol reads aligned vectors that the tables have.
-        unsafe { memory::load_whole_vector(at) }
+        unsafe { memory::load_whole_vector(self.args.table(table) + 4 * index) }
     }
 
     #[inline(always)]
@@ -318,9 +321,8 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn increment(&self, table: Table, index: u64) {
-        let at = self.args.table(table) + 4 * index;
         // SAFETY: the protocol stays inside the tables.
-        unsafe { memory::increment_relaxed_gpu(at) };
+        unsafe { memory::increment_relaxed_gpu(self.args.table(table) + 4 * index) };
     }
 
     #[inline(always)]

@@ -1,6 +1,9 @@
 //! Arguments of a launch.
 
-use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, SiluArgs};
+use bytemuck::{bytes_of, try_pod_read_unaligned};
+use ferry_layout::{
+    CombineArgs, CombineOptions, CombineWith, DispatchWith, EpilogueWords, Kernel, SiluArgs,
+};
 
 /// Arguments of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -11,4 +14,38 @@ pub enum Args {
     Combine(CombineWith<EpilogueWords>),
     /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
+}
+
+impl Args {
+    /// The arguments' bytes.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Dispatch(with) => bytes_of(with).to_vec(),
+            Self::Combine(CombineWith {
+                args,
+                options,
+                epilogue,
+            }) => [bytes_of(args), bytes_of(options), bytes_of(epilogue)].concat(),
+            Self::Silu(args) => bytes_of(args).to_vec(),
+        }
+    }
+
+    /// The kernel with this index in [`Kernel::ALL`], and the arguments with these bytes.
+    pub(crate) fn from_bytes(number: u64, bytes: &[u8]) -> Option<(Kernel, Self)> {
+        let kernel = *Kernel::ALL.get(usize::try_from(number).ok()?)?;
+        let args = if kernel.dispatches() {
+            Self::Dispatch(try_pod_read_unaligned(bytes).ok()?)
+        } else if kernel.combines() {
+            let (args, rest) = bytes.split_at_checked(size_of::<CombineArgs>())?;
+            let (options, epilogue) = rest.split_at_checked(size_of::<CombineOptions>())?;
+            Self::Combine(CombineWith {
+                args: try_pod_read_unaligned(args).ok()?,
+                options: try_pod_read_unaligned(options).ok()?,
+                epilogue: try_pod_read_unaligned(epilogue).ok()?,
+            })
+        } else {
+            Self::Silu(try_pod_read_unaligned(bytes).ok()?)
+        };
+        Some((kernel, args))
+    }
 }

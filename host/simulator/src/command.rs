@@ -22,4 +22,8 @@ pub enum Command {
         rank: u32,
         reply: Reply,
     },
+    Lose {
+        rank: u32,
+        reply: Reply,
+    },
 }

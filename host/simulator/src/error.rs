@@ -113,6 +113,12 @@ pub enum SimulatorError {
         /// The rank.
         rank: u32,
     },
+    /// A machine in another process refused a request, or that process ended.
+    #[error("{reason}")]
+    Remote {
+        /// The reason, in words of rank 0's process.
+        reason: String,
+    },
     /// The kernel and its arguments do not match.
     #[error("simulator: {kernel} was given the arguments of another kernel")]
     WrongArguments {

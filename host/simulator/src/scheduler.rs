@@ -159,6 +159,15 @@ impl World {
             } => {
                 let _ = reply.send(self.launch(rank, kernel, args));
             }
+            Command::Lose { rank, reply } => {
+                let ranks = self.options.ranks;
+                let _ = reply.send(if rank < ranks {
+                    self.lose(rank);
+                    Ok(())
+                } else {
+                    Err(SimulatorError::NoSuchRank { rank, ranks })
+                });
+            }
             Command::Synchronize { rank, reply } => {
                 let ranks = self.options.ranks;
                 if rank < ranks {
@@ -429,17 +438,25 @@ impl World {
         }
     }
 
+    /// Loses the rank of the options, once its time has come.
     fn lose_rank(&mut self) {
-        let Some(lost) = self.options.lost else {
-            return;
-        };
-        if self.steps < lost.after_steps || self.lost[lost.rank as usize] {
+        if let Some(lost) = self
+            .options
+            .lost
+            .filter(|lost| self.steps >= lost.after_steps)
+        {
+            self.lose(lost.rank);
+        }
+    }
+
+    /// Ends the kernels of a rank, unless it was lost before.
+    fn lose(&mut self, rank: u32) {
+        if std::mem::replace(&mut self.lost[rank as usize], true) {
             return;
         }
-        self.lost[lost.rank as usize] = true;
-        self.running.retain(|warp| warp.rank != lost.rank);
-        self.queues[lost.rank as usize].clear();
-        self.shared.network.borrow_mut().lose(lost.rank);
+        self.running.retain(|warp| warp.rank != rank);
+        self.queues[rank as usize].clear();
+        self.shared.network.borrow_mut().lose(rank);
         self.shared.bump_all();
     }
 }

@@ -218,7 +218,8 @@ impl CombineInput {
             return Ok(ReturnedRows::NONE);
         }
         Ok(ReturnedRows {
-            initial: self.initial.map(address_or_none),
+            initial: address_or_none(self.initial[0]),
+            second_initial: address_or_none(self.initial[1]),
             weights: address_or_none(given),
             combined_weights: address_or_none(returned),
             is_on: 1,

@@ -187,8 +187,7 @@ pub unsafe trait Device: Send + Sync {
     /// and `launch.kernels` come from [`kernels`](Self::kernels) of this device for the shape
     /// in the arguments, or are the general ones; with [`Args::has_options`] they come from
     /// [`kernels_with_options`](Self::kernels_with_options), and with [`Args::keeps_rows`] from
-    /// [`kernels_with_rows`](Self::kernels_with_rows). The options are of that kind: `as_they_came` with
-    /// [`Args::keeps_rows`], and else `by_expert`, changes nothing of them.
+    /// [`kernels_with_rows`](Self::kernels_with_rows).
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error>;
     /// [`launch`](Self::launch) of a communicator. If the launch becomes a part of a graph, because
     /// a device of this process captures the stream, the graph keeps `held` for as long as it exists.

@@ -15,7 +15,11 @@ pub(crate) mod options;
 #[cfg(feature = "simulator")]
 pub(crate) mod simulated;
 
+#[cfg(feature = "simulator")]
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(feature = "simulator")]
+use std::time::Duration;
 
 use ferry_layout::{MAX_RANKS, Rank};
 #[cfg(feature = "simulator")]
@@ -163,6 +167,29 @@ impl Group {
     pub fn simulated_with(options: SimulatorOptions) -> Result<Self, Error> {
         require_ranks(options.ranks)?;
         Self::with_fabric(Box::new(SimulatedFabric::new(options)?))
+    }
+
+    /// Group of simulated ranks that are processes, for tests and first steps without GPUs. Rank 0's process
+    /// runs the simulation, with its `options`, and all talk to it over a Unix socket at `path`, which other
+    /// users cannot open; of the `options` of other ranks the number of ranks counts. Collective: returns
+    /// after all have joined; a rank that does not come is waited for as long as `timeout`, here and when
+    /// communicators and the group begin and end.
+    ///
+    /// A process that ends is a lost rank. If rank 0's ends, all calls of the others fail at once.
+    ///
+    /// # Errors
+    /// [`Error::Simulator`]; [`Error::RankCount`] for zero ranks or more than [`MAX_RANKS`].
+    #[cfg(feature = "simulator")]
+    pub fn simulated_at(
+        path: &Path,
+        rank: Rank,
+        options: &SimulatorOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        require_ranks(options.ranks)?;
+        Self::with_fabric(Box::new(SimulatedFabric::join(
+            path, rank, options, timeout,
+        )?))
     }
 
     /// Group of one rank per GPU, all driven by this process, over peer access. `devices` are CUDA device

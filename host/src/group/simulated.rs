@@ -1,7 +1,9 @@
 //! A group and devices that exist only in memory, for machines without GPUs.
 
 use std::mem::offset_of;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
 use ferry_layout::{FaultPage, Rank, Shape};
@@ -16,27 +18,45 @@ use crate::tensor::handles::{DevicePtr, Stream};
 /// Bytes that a fill writes at a time.
 const FILL_BYTES: u64 = 1 << 20;
 
-/// Simulated ranks, all driven by this process.
+/// Simulated ranks, all driven by this process, or one of them.
 pub(crate) struct SimulatedFabric {
     simulator: Simulator,
     ranks: u32,
+    /// The only rank of this process, if ranks are processes.
+    own: Option<Rank>,
     epilogue_bytes: Option<usize>,
 }
 
 impl SimulatedFabric {
+    /// Joins the machine at `path` as `rank`.
+    pub(crate) fn join(
+        path: &Path,
+        rank: Rank,
+        options: &SimulatorOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            epilogue_bytes: options.combines.epilogue_bytes(),
+            simulator: Simulator::join(path, rank.0, options, timeout)?,
+            ranks: options.ranks,
+            own: Some(rank),
+        })
+    }
+
     pub(crate) fn new(options: SimulatorOptions) -> Result<Self, Error> {
         let ranks = options.ranks;
         Ok(Self {
             epilogue_bytes: options.combines.epilogue_bytes(),
             simulator: Simulator::start(options)?,
             ranks,
+            own: None,
         })
     }
 }
 
 // SAFETY: the simulator allocates each window for its rank, in the requested size, lets all its
-// ranks address it, and refuses accesses elsewhere. Its ranks are all in this process, and it
-// simulates the network between nodes.
+// ranks address it, and refuses accesses elsewhere. If ranks are processes, its collectives wait for
+// all of them. It simulates the network between nodes.
 unsafe impl Fabric for SimulatedFabric {
     fn name(&self) -> &'static str {
         "simulated"
@@ -47,7 +67,10 @@ unsafe impl Fabric for SimulatedFabric {
     }
 
     fn local_ranks(&self) -> Vec<Rank> {
-        (0..self.ranks).map(Rank).collect()
+        match self.own {
+            Some(own) => vec![own],
+            None => (0..self.ranks).map(Rank).collect(),
+        }
     }
 
     fn device(&self, rank: Rank) -> Result<Arc<dyn Device>, Error> {
@@ -63,19 +86,22 @@ unsafe impl Fabric for SimulatedFabric {
     }
 
     fn all_gather(&self, value: u64) -> Result<Vec<u64>, Error> {
-        Ok(vec![value; self.ranks as usize])
+        match self.own {
+            Some(_) => Ok(self.simulator.all_gather(value)?),
+            None => Ok(vec![value; self.ranks as usize]),
+        }
     }
 
     fn barrier(&self) -> Result<(), Error> {
-        Ok(())
+        self.all_gather(0).map(drop)
     }
 
     fn alloc_windows(&self, bytes: u64) -> Result<Vec<DevicePtr>, Error> {
         let windows = self.simulator.alloc_symmetric(bytes)?;
-        Ok(windows
-            .into_iter()
+        let local = self.local_ranks().into_iter();
+        Ok(local
             // SAFETY: the simulator allocated them, and refuses addresses of what it freed.
-            .map(|window| unsafe { DevicePtr::new(window, bytes) })
+            .map(|Rank(rank)| unsafe { DevicePtr::new(windows[rank as usize], bytes) })
             .collect())
     }
 
@@ -85,15 +111,24 @@ unsafe impl Fabric for SimulatedFabric {
         windows: &[DevicePtr],
         shape: &Shape,
     ) -> Result<Vec<DevicePtr>, Error> {
-        let own = windows[rank.0 as usize];
-        let as_seen = |peer| {
-            if shape.same_node(rank, Rank(peer)) {
-                windows[peer as usize]
-            } else {
-                own
+        let local = self.local_ranks();
+        let own = local.iter().position(|local| *local == rank);
+        let own = windows[own.unwrap_or(0)];
+        let as_seen = |peer: u32| {
+            if !shape.same_node(rank, Rank(peer)) {
+                return own;
             }
+            let there = ferry_simulator::same_place(own.address(), rank.0, peer);
+            // SAFETY: the simulator allocated the windows of all ranks at the same place of each, and refuses
+            // addresses of what it freed.
+            unsafe { DevicePtr::new(there, own.bytes()) }
         };
         Ok((0..self.ranks).map(as_seen).collect())
+    }
+
+    unsafe fn close(&self) -> Result<(), Error> {
+        // Rank 0 outlives the others.
+        self.barrier()
     }
 
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {

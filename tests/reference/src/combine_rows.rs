@@ -44,14 +44,12 @@ pub fn combine_rows(
         for rows in initial[source].iter().flatten() {
             add(&mut sums, rows);
         }
-        for token in 0..input.tokens {
+        for (token, places) in places[source].iter().enumerate() {
             let sum = &mut sums[token * hidden..(token + 1) * hidden];
-            for rank in 0..problem.ranks {
-                if let Some(row) = places[rank][source][token] {
-                    add(
-                        sum,
-                        &returned(&expert_rows[rank][row * hidden..(row + 1) * hidden]),
-                    );
+            for (rank, place) in places.iter().enumerate() {
+                if let Some(row) = *place {
+                    let row = &expert_rows[rank][row * hidden..(row + 1) * hidden];
+                    add(sum, &returned(row));
                 }
             }
         }
@@ -91,17 +89,17 @@ pub fn combine_weights(
     problem.assert_valid();
     let places = places(problem, received);
     let mut results = Vec::new();
-    for (source, input) in problem.inputs.iter().enumerate() {
+    for (source, places) in places.iter().enumerate() {
         let mut result = Vec::new();
-        for token in 0..input.tokens {
+        for (token, places) in places.iter().enumerate() {
             for slot in 0..problem.top_k {
-                let rank = problem
-                    .expert(source, token, slot)
-                    .map(|expert| expert / problem.local_experts());
-                let row = rank.and_then(|rank| Some((rank, places[rank][source][token]?)));
-                result.push(row.map_or(0.0, |(rank, row)| {
-                    as_it_travels(weights[rank][row * problem.top_k + slot])
-                }));
+                let expert = problem.expert(source, token, slot);
+                let rank = expert.map(|expert| expert / problem.local_experts());
+                let weight = rank.and_then(|rank| {
+                    let row = places[rank]?;
+                    Some(weights[rank][row * problem.top_k + slot])
+                });
+                result.push(weight.map_or(0.0, as_it_travels));
             }
         }
         results.push(result);
@@ -109,15 +107,16 @@ pub fn combine_weights(
     results
 }
 
-/// The row of each token on each rank that holds it: `[rank][source][token]`.
+/// The row of each token on each rank that holds it: `[source][token][rank]`.
 fn places(problem: &Problem, received: &[ReceivedRows]) -> Vec<Vec<Vec<Option<usize>>>> {
     let inputs = problem.inputs.iter();
-    let nowhere: Vec<_> = inputs.map(|input| vec![None; input.tokens]).collect();
-    let mut places = vec![nowhere; problem.ranks];
-    for (places, received) in places.iter_mut().zip(received) {
+    let mut places: Vec<_> = inputs
+        .map(|input| vec![vec![None; problem.ranks]; input.tokens])
+        .collect();
+    for (rank, received) in received.iter().enumerate() {
         for (row, token) in received.tokens.iter().enumerate() {
             if let Some((source, token)) = *token {
-                places[source][token] = Some(row);
+                places[source][token][rank] = Some(row);
             }
         }
     }

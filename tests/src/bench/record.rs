@@ -215,8 +215,8 @@ impl Record {
             ..
         } = self;
         format!(
-            "{format} dispatch, {receive}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, top-{top_k} of \
-             {experts}, {routing} routing, {sms}"
+            "{format} dispatch, {receive}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, \
+             top-{top_k} of {experts}, {routing} routing, {sms}"
         )
     }
 }

@@ -272,6 +272,14 @@ unsafe impl Device for GuardedDevice {
         self.inner.kernels(shape)
     }
 
+    fn kernels_with_options(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        self.inner.kernels_with_options(shape)
+    }
+
+    fn kernels_with_rows(&self, shape: Option<&Shape>) -> Result<LoadedKernels, Error> {
+        self.inner.kernels_with_rows(shape)
+    }
+
     fn capture(&self, stream: Stream) -> Option<u64> {
         self.inner.capture(stream)
     }

@@ -358,6 +358,27 @@ fn run_on(suite: &mut Suite<'_>, other: Option<Group>, ranks: usize) -> Result<(
     Ok(())
 }
 
+/// Modes, whether the router's weights sum the rows of a token, and whether calls are split.
+fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
+    let all = [
+        (CombineMode::Reduced, true, false),
+        (CombineMode::Exact, true, true),
+        (CombineMode::Exact, false, false),
+        (CombineMode::Reduced, true, true),
+        (CombineMode::Exact, true, false),
+        (CombineMode::Exact, false, true),
+    ];
+    let mut ways = all.to_vec();
+    if case.receive.keeps_rows() {
+        ways.retain(|(combine, ..)| *combine == CombineMode::Reduced);
+    } else if is_short {
+        ways.truncate(2);
+    }
+    // Rows that stay apart are not added to.
+    ways.retain(|&(_, weights, _)| weights || !case.shared);
+    ways
+}
+
 fn run_case(
     suite: &mut Suite<'_>,
     group: &Group,
@@ -386,23 +407,8 @@ fn run_case(
         ..Config::new(experts, top_k, hidden, most)
     };
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
-    let all = [
-        (CombineMode::Reduced, true, false),
-        (CombineMode::Exact, true, true),
-        (CombineMode::Exact, false, false),
-        (CombineMode::Reduced, true, true),
-        (CombineMode::Exact, true, false),
-        (CombineMode::Exact, false, true),
-    ];
-    let is_short = (large || far) && !case.receive.keeps_rows();
-    let ways = if is_short { &all[..2] } else { &all[..] };
-    for &(combine, weights, split) in ways {
-        // Rows that stay apart are not added to.
-        let is_apart = case.shared && !weights;
-        let keeps_rows = case.receive.keeps_rows();
-        if is_apart || keeps_rows && combine == CombineMode::Exact {
-            continue;
-        }
+    let keeps_rows = case.receive.keeps_rows();
+    for (combine, weights, split) in ways(case, large || far) {
         // Kernels compiled for one case serve others, with fewer tokens than planned.
         let planned = if hidden >= SPECIALISED_HIDDEN {
             most.next_multiple_of(128)

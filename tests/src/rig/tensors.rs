@@ -74,12 +74,10 @@ impl Tensors {
             Ok::<_, Error>(at)
         };
         let x = Tensor::contiguous(alloc(2 * rows * hidden)?, DataType::Bf16, [rows, hidden]);
-        let id = if room.wide_ids {
-            DataType::I64
-        } else {
-            DataType::I32
+        let (id, width) = match room.wide_ids {
+            true => (DataType::I64, 8),
+            false => (DataType::I32, 4),
         };
-        let width = id.bits() as usize / 8;
         let ids = alloc(width * (room.lead + rows * top_k))?.plus((width * room.lead) as u64);
         let ids = Tensor::contiguous(ids, id, [rows, top_k]);
         let weights = Tensor::contiguous(alloc(4 * rows * top_k)?, DataType::F32, [rows, top_k]);
@@ -99,23 +97,7 @@ impl Tensors {
                 (*buffers.output(), rows)
             }
         };
-        let each = if room.how == Return::Apart { top_k } else { 1 };
-        let mut result = |row_bytes: usize| {
-            let bytes = ((rows * each + 1) * row_bytes).max(16) as u64;
-            let at = device.alloc(bytes)?;
-            device.fill(at, POISON, bytes)?;
-            memory.written.push(at);
-            Ok::<_, Error>(at)
-        };
-        let combined = result(hidden * (room.element.bits() as usize / 8))?;
-        let returned = match plan.config().combine_weights {
-            true => Some(Tensor::contiguous(
-                result(4 * top_k)?,
-                DataType::F32,
-                [rows, top_k],
-            )),
-            false => None,
-        };
+        let combined = Self::result_of(rank, room, memory)?;
         Ok(Self {
             input: DispatchInput {
                 topk_weights: Some(weights),
@@ -126,23 +108,41 @@ impl Tensors {
             output,
             expert_rows: CombineInput {
                 topk_weights: (room.how == Return::Exact).then_some(weights),
-                received_weights: output.weights.filter(|_| returned.is_some()),
+                received_weights: output.weights.filter(|_| combined.weights().is_some()),
                 ..CombineInput::new(expert_rows)
             },
-            combined: match (room.how, returned) {
-                (_, Some(weights)) => {
-                    let combined = Tensor::contiguous(combined, room.element, [rows, hidden]);
-                    CombineOutput::Weighted { combined, weights }
-                }
-                (Return::Apart, None) => {
-                    let dims = [rows, top_k, hidden];
-                    CombineOutput::Apart(Tensor::contiguous(combined, room.element, dims))
-                }
-                (_, None) => {
-                    let dims = [rows, hidden];
-                    CombineOutput::Summed(Tensor::contiguous(combined, room.element, dims))
-                }
-            },
+            combined,
+        })
+    }
+
+    /// Allocates results, full of poison, in memory that is a row longer.
+    fn result_of(
+        rank: &Communicator,
+        room: Room,
+        memory: &mut Memory,
+    ) -> Result<CombineOutput, Error> {
+        let (device, config) = (rank.device(), rank.plan().config());
+        let Config { top_k, hidden, .. } = *config;
+        let (rows, element) = (room.rows, room.element);
+        let each = if room.how == Return::Apart { top_k } else { 1 };
+        let mut alloc = |row_bytes: usize| {
+            let bytes = ((rows * each + 1) * row_bytes).max(16) as u64;
+            let at = device.alloc(bytes)?;
+            device.fill(at, POISON, bytes)?;
+            memory.written.push(at);
+            Ok::<_, Error>(at)
+        };
+        let at = alloc(hidden * (element.bits() as usize / 8))?;
+        let combined = Tensor::contiguous(at, element, [rows, hidden]);
+        if config.combine_weights {
+            let weights = Tensor::contiguous(alloc(4 * top_k)?, DataType::F32, [rows, top_k]);
+            return Ok(CombineOutput::Weighted { combined, weights });
+        }
+        Ok(match room.how {
+            Return::Apart => {
+                CombineOutput::Apart(Tensor::contiguous(at, element, [rows, top_k, hidden]))
+            }
+            _ => CombineOutput::Summed(combined),
         })
     }
 

@@ -34,6 +34,9 @@ pub struct RowsArgs {
     /// Fewest cases with each pair of values of two choices
     #[arg(long, default_value_t = 50)]
     pub least: u64,
+    /// Begin no case after so many seconds, and say how many were run
+    #[arg(long, value_name = "N")]
+    pub seconds: Option<u64>,
     /// Run the case of this seed alone, and print it
     #[arg(long, value_name = "SEED")]
     pub only: Option<u64>,
@@ -71,7 +74,9 @@ pub fn run(args: &RowsArgs) -> Result<()> {
     println!("every pair of values at least {count} times: {pair}");
     let course = Course {
         start: Instant::now(),
+        longest: args.seconds.map_or(Duration::MAX, Duration::from_secs),
         next: AtomicU64::new(seeds.start),
+        run: AtomicU64::new(0),
         seeds,
         failed: Mutex::new(None),
     };
@@ -88,25 +93,31 @@ pub fn run(args: &RowsArgs) -> Result<()> {
 /// Seeds that are run, and what came of them so far.
 struct Course {
     start: Instant,
+    /// Time after which no case begins.
+    longest: Duration,
     seeds: Range<u64>,
     next: AtomicU64,
+    /// Cases that ended well.
+    run: AtomicU64,
     failed: Mutex<Option<anyhow::Error>>,
 }
 
 impl Course {
     /// Runs seeds until all are run or one fails.
     fn work(&self) {
-        loop {
+        while self.start.elapsed() < self.longest {
             let seed = self.next.fetch_add(1, Ordering::Relaxed);
             if seed >= self.seeds.end {
                 return;
             }
-            if let Err(error) = run_one(seed) {
-                // Ends the other threads, too.
-                self.next.fetch_max(self.seeds.end, Ordering::Relaxed);
-                let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-                failed.get_or_insert(error);
-            }
+            let Err(error) = run_one(seed) else {
+                self.run.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            // Ends the other threads, too.
+            self.next.fetch_max(self.seeds.end, Ordering::Relaxed);
+            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            failed.get_or_insert(error);
         }
     }
 
@@ -117,26 +128,33 @@ impl Course {
             std::thread::sleep(Duration::from_millis(20));
             if said.elapsed() >= PROGRESS {
                 said = Instant::now();
-                let (seconds, next) = (
-                    self.start.elapsed().as_secs(),
-                    self.next.load(Ordering::Relaxed),
-                );
-                let (begun, all) = (next - self.seeds.start, self.seeds.end - self.seeds.start);
-                println!("{seconds:>6} s: {begun} of {all} cases");
+                let seconds = self.start.elapsed().as_secs();
+                let (run, all) = (self.run.load(Ordering::Relaxed), self.count());
+                println!("{seconds:>6} s: {run} of {all} cases");
             }
         }
     }
 
-    fn conclude(self) -> Result<()> {
-        if let Some(error) = self
-            .failed
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
+    fn count(&self) -> u64 {
+        self.seeds.end - self.seeds.start
+    }
+
+    fn conclude(&self) -> Result<()> {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = failed.take() {
             return Err(error);
         }
-        let (seconds, seeds) = (self.start.elapsed().as_secs(), self.seeds);
-        println!("every round of seeds {seeds:?} as the oracle has it, in {seconds} s");
+        let (seconds, run) = (
+            self.start.elapsed().as_secs(),
+            self.run.load(Ordering::Relaxed),
+        );
+        let (all, seeds) = (self.count(), &self.seeds);
+        println!(
+            "{run} of {all} cases of seeds {seeds:?} in {seconds} s: every round as the oracle has it"
+        );
+        if run < all {
+            println!("{} not run: the time was over", all - run);
+        }
         Ok(())
     }
 }

@@ -24,90 +24,70 @@ fn received(problem: &Problem, rank: usize, receive: ReceiveLayout) -> ReceivedR
     }
 }
 
-/// Bytes of the tensors of received rows, by name, with their shapes.
-fn wanted(
-    problem: &Problem,
-    rows: &ReceivedRows,
-    format: TokenFormat,
-    layout: Layout,
-) -> Vec<(&'static str, Vec<usize>, Vec<u8>)> {
-    let (count, top_k, hidden) = (rows.tokens.len(), problem.top_k, problem.hidden);
-    let encoded: Vec<_> = (rows.tokens.iter())
-        .map(|token| {
-            token.map(|(source, token)| {
-                let row = &problem.inputs[source].x[token * hidden..][..hidden];
-                formats::encode_with(format, row, 1.0)
-            })
-        })
-        .collect();
-    let part = |part: fn(&Encoded) -> Vec<u8>| {
-        let encoded = &encoded;
-        move |row: usize| encoded[row].as_ref().map_or_else(Vec::new, part)
-    };
-    let width = formats::row_bytes(format, hidden);
-    let groups = formats::groups(format, hidden);
-    let scale_bytes = groups * format.sizes().scale_bytes as usize;
-    let image = |width: usize| vec![0xa5; width * count];
-    let (mut tokens, mut scales, mut own) = (image(width), image(scale_bytes), image(2));
-    rows.write(
-        &mut tokens,
-        width,
-        layout.clear,
-        part(|row| row.payload.clone()),
-    );
-    let scales_of = part(|row| row.scales.clone());
-    let scale_dims = match layout.transposed {
-        true => {
-            rows.write_transposed(&mut scales, groups, layout.clear, scales_of);
-            vec![groups, count]
-        }
-        false => {
-            rows.write(&mut scales, scale_bytes, layout.clear, scales_of);
-            vec![count, groups]
-        }
-    };
+/// A tensor: its name, its shape and its bytes.
+type Wanted = (&'static str, Vec<usize>, Vec<u8>);
+
+/// Tensors that describe received rows.
+fn described(problem: &Problem, rows: &ReceivedRows, layout: Layout) -> Vec<Wanted> {
+    let slots = vec![rows.tokens.len(), problem.top_k];
     let ids = match layout.wide {
         true => bytes(&rows.ids, i64::to_le_bytes),
         false => bytes(&rows.ids, |id| (id as i32).to_le_bytes()),
     };
+    let words = |words: &[i32]| bytes(words, i32::to_le_bytes);
+    let weights = bytes(&rows.weights, f32::to_le_bytes);
+    let info = words(rows.src_info.as_flattened());
+    let (ranks, experts) = (vec![problem.ranks], vec![problem.local_experts()]);
+    vec![
+        ("ids", slots.clone(), ids),
+        ("weights", slots, weights),
+        ("src_info", vec![rows.tokens.len(), 2], info),
+        ("source_rows", ranks, words(&rows.source_rows)),
+        ("expert_rows", experts, words(&rows.expert_rows)),
+    ]
+}
+
+/// Tensors of received rows: payload and scales.
+fn payload(
+    problem: &Problem,
+    rows: &ReceivedRows,
+    format: TokenFormat,
+    layout: Layout,
+) -> Vec<Wanted> {
+    let (count, hidden, clear) = (rows.tokens.len(), problem.hidden, layout.clear);
+    let encode = |(source, token): (usize, usize)| {
+        let row = &problem.inputs[source].x[token * hidden..][..hidden];
+        formats::encode_with(format, row, 1.0)
+    };
+    let encoded: Vec<_> = rows.tokens.iter().map(|token| token.map(encode)).collect();
+    let part = |part: fn(&Encoded) -> Vec<u8>| {
+        let encoded = &encoded;
+        move |row: usize| encoded[row].as_ref().map_or_else(Vec::new, part)
+    };
+    let image = |width: usize| vec![0xa5; width * count];
+    let width = formats::row_bytes(format, hidden);
+    let mut tokens = image(width);
+    rows.write(&mut tokens, width, clear, part(|row| row.payload.clone()));
     let columns = if format == TokenFormat::Bf16 {
         hidden
     } else {
         width
     };
-    let mut all = vec![
-        ("tokens", vec![count, columns], tokens),
-        ("ids", vec![count, top_k], ids),
-        (
-            "weights",
-            vec![count, top_k],
-            bytes(&rows.weights, f32::to_le_bytes),
-        ),
-        (
-            "src_info",
-            vec![count, 2],
-            bytes(rows.src_info.as_flattened(), i32::to_le_bytes),
-        ),
-        (
-            "source_rows",
-            vec![problem.ranks],
-            bytes(&rows.source_rows, i32::to_le_bytes),
-        ),
-        (
-            "expert_rows",
-            vec![problem.local_experts()],
-            bytes(&rows.expert_rows, i32::to_le_bytes),
-        ),
-    ];
-    if groups > 0 {
-        all.push(("scales", scale_dims, scales));
+    let mut all = vec![("tokens", vec![count, columns], tokens)];
+    let groups = formats::groups(format, hidden);
+    let width = groups * format.sizes().scale_bytes as usize;
+    let (mut scales, scales_of) = (image(width), part(|row| row.scales.clone()));
+    if layout.transposed {
+        rows.write_transposed(&mut scales, groups, clear, scales_of);
+        all.push(("scales", vec![groups, count], scales));
+    } else if groups > 0 {
+        rows.write(&mut scales, width, clear, scales_of);
+        all.push(("scales", vec![count, groups], scales));
     }
     if format.sizes().has_row_scale {
-        let row_scale = part(|row| {
-            row.row_scale
-                .map_or(Vec::new(), |own| own.to_le_bytes().to_vec())
-        });
-        rows.write(&mut own, 2, layout.clear, row_scale);
+        let bytes_of = |row: &Encoded| row.row_scale.unwrap_or(0).to_le_bytes().to_vec();
+        let mut own = image(2);
+        rows.write(&mut own, 2, clear, part(bytes_of));
         all.push(("row_scales", vec![count], own));
     }
     all
@@ -176,7 +156,11 @@ fn rows_come_back_in_every_layout_and_format() {
         let weights = combine_weights(&problem, &rows, &weights);
         let mut count = 0;
         for rank in 0..2 {
-            for (name, dims, bytes) in wanted(&problem, &rows[rank], format, layout) {
+            let all = [
+                described(&problem, &rows[rank], layout),
+                payload(&problem, &rows[rank], format, layout),
+            ];
+            for (name, dims, bytes) in all.concat() {
                 let tensor = file.tensor(&format!("{name}.{rank}")).unwrap();
                 assert_eq!(tensor.shape(), dims, "{name}.{rank}, {options:?}");
                 assert!(tensor.data() == bytes, "{name}.{rank}, {options:?}");

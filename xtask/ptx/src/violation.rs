@@ -15,6 +15,10 @@ const LOCAL_MEMORY_ALLOWED: [(Variant, &str, u64); 2] = [
     (Variant::Sm80, "ferry_combine_wait", 16),
 ];
 
+/// Most bytes that the assembler may spill in kernels of `ferry-rows`: in the fused dispatch, which sends and
+/// receives and is a few registers short, and in any kernel on sm_80, where it finds fewer.
+const SPILLED_IN_ROWS: u64 = 80;
+
 /// Kernels that may begin before the kernel before them in their stream has ended.
 const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
 
@@ -35,6 +39,11 @@ pub(crate) fn violations(
             "{variant}: `.extern .func {name}`: nothing defines it"
         ));
     }
+    let of_rows = |name: &str| name.contains("ferry_rows");
+    let keeps_rows = module
+        .functions
+        .iter()
+        .any(|function| of_rows(&function.name));
     for function in &module.functions {
         let name = &function.name;
         let assembled = kernels.iter().find(|(kernel, _)| kernel == name);
@@ -43,7 +52,11 @@ pub(crate) fn violations(
         let is_allowed = LOCAL_MEMORY_ALLOWED
             .iter()
             .any(|(of, kernel, most)| (*of, *kernel) == (variant, name.as_str()) && bytes <= *most);
-        if bytes > 0 && !is_allowed {
+        let is_spilled_in_rows = keeps_rows
+            && (name == "ferry_dispatch" || variant == Variant::Sm80)
+            && function.local_bytes == 0
+            && stack <= SPILLED_IN_ROWS;
+        if bytes > 0 && !is_allowed && !is_spilled_in_rows {
             found.push(format!(
                 "{variant}: {name} uses {bytes} bytes of local memory"
             ));
@@ -101,6 +114,17 @@ mod tests {
         let texts = broken(&external, 0);
         assert!(texts[0].contains("nvshmem_quiet"), "{texts:?}");
         assert_eq!(broken(".version 8.3\n", 0), ["sm_90a: no kernel"]);
+    }
+
+    #[test]
+    fn from_sm_90_on_only_the_fused_dispatch_of_rows_may_spill_a_little() {
+        let rows = format!("{PTX}.func _RNv10ferry_rows5write\n()\n{{\n\tret;\n}}\n");
+        assert_eq!(broken(&rows, 48), [""; 0]);
+        assert_eq!(broken(&rows, 88).len(), 1);
+        let other = rows.replace("ferry_dispatch", "ferry_combine");
+        assert_eq!(broken(&other, 48).len(), 1);
+        let local = rows.replacen("\tret", "\t.local .align 8 .b8 depot[32];\n\tret", 1);
+        assert_eq!(broken(&local, 48).len(), 1);
     }
 
     #[test]

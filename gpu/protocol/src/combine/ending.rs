@@ -29,8 +29,13 @@ impl<M: Machine> Ending<M> for OnlyRounds {
 
 /// Whether a launch can use [`OnlyRounds`], which needs fewer registers. Without options a constant.
 #[inline(always)]
-pub fn only_rounds(options: &CombineOptions, epilogue: &impl Epilogue) -> bool {
-    epilogue.is_none() && options.only_rounds()
+pub fn only_rounds<M: Machine>(
+    machine: &M,
+    options: &CombineOptions,
+    epilogue: &impl Epilogue,
+) -> bool {
+    let begins_with_zero = !machine.keeps_rows() || !options.rows.has_initial();
+    epilogue.is_none() && options.only_rounds() && begins_with_zero
 }
 
 /// Last step according to options and an epilogue.
@@ -79,23 +84,17 @@ impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
         false
     }
 
-    /// Begins with the user's tensors, one after the other.
+    /// Begins with the user's tensors, one after the other. Spelled out, so that the sums stay in registers.
     #[inline(always)]
     fn begin<const DEPTH: usize>(&self, machine: &M, start: u32, end: u32) -> [M::Sums; DEPTH] {
-        let mut sums = [M::Sums::default(); DEPTH];
-        let initial = self.ending.options.rows.initial;
-        for (address, tensor) in initial
-            .into_iter()
-            .zip([Tensor::Initial, Tensor::SecondInitial])
-        {
-            if address != 0 {
-                let row = machine.row(Row::Tensor(tensor, self.token));
-                let tile: [M::Vector; DEPTH] = machine.load_tile(row, start, end, false);
-                sums =
-                    from_fn(|index| machine.add_sums(sums[index], machine.widen_bf16(tile[index])));
-            }
+        let zeros = [M::Sums::default(); DEPTH];
+        if !machine.keeps_rows() {
+            return zeros;
         }
-        sums
+        let rows = &self.ending.options.rows;
+        let (first, second) = (rows.initial, rows.second_initial);
+        let sums = self.add_initial(machine, first, Tensor::Initial, start, end, zeros);
+        self.add_initial(machine, second, Tensor::SecondInitial, start, end, sums)
     }
 
     #[inline(always)]
@@ -118,6 +117,25 @@ impl<M: Machine, E: Epilogue> Finish<M> for TokenEnding<'_, E> {
 }
 
 impl<E: Epilogue> TokenEnding<'_, E> {
+    /// Adds the token's row of a tensor to the sums of a tile, if there is such a tensor at `address`.
+    #[inline(always)]
+    fn add_initial<M: Machine, const DEPTH: usize>(
+        &self,
+        machine: &M,
+        address: u64,
+        tensor: Tensor,
+        start: u32,
+        end: u32,
+        sums: [M::Sums; DEPTH],
+    ) -> [M::Sums; DEPTH] {
+        if address == 0 {
+            return sums;
+        }
+        let row = machine.row(Row::Tensor(tensor, self.token));
+        let tile: [M::Vector; DEPTH] = machine.load_tile(row, start, end, false);
+        from_fn(|index| machine.add_sums(sums[index], machine.widen_bf16(tile[index])))
+    }
+
     /// The expert row that is added, if it exists: outputs may be too small, which the dispatch has reported.
     #[inline(always)]
     fn shared_row<M: Machine>(&self, machine: &M) -> Option<u32> {

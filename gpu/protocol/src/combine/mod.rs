@@ -34,7 +34,7 @@ pub fn combine_async<M: Machine, E: Epilogue>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineAsync);
     launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, options, Phase::Send);
+    let (extent, tactics) = tactics_of(&launch, Phase::Send);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     launch.end(send_back(&launch, args, options, extent, tactics, sender))
 }
@@ -48,7 +48,7 @@ pub fn combine_wait<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    match only_rounds(options, epilogue) {
+    match only_rounds(machine, options, epilogue) {
         true => wait_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
         false => wait_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
     }
@@ -62,7 +62,7 @@ pub fn combine<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    match only_rounds(options, epilogue) {
+    match only_rounds(machine, options, epilogue) {
         true => send_and_reduce(machine, args, &options.only_rounding(), OnlyRounds),
         false => send_and_reduce(machine, args, options, GivenEnding { options, epilogue }),
     }
@@ -78,7 +78,7 @@ fn wait_and_reduce<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::CombineWait);
     launch.enter()?;
-    let (_, tactics) = tactics_of(&launch, options, Phase::Wait);
+    let (_, tactics) = tactics_of(&launch, Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
     launch.end(reduce_rows(
         &launch, args, options, tactics, reducer, ending,
@@ -95,7 +95,7 @@ fn send_and_reduce<M: Machine>(
 ) -> Result<(), Aborted> {
     let launch = begin(machine, args, options, Kernel::Combine);
     launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, options, Phase::Fused);
+    let (extent, tactics) = tactics_of(&launch, Phase::Fused);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
     let sent = send_back(&launch, args, options, extent, tactics, sender);
     if sent.is_err() {
@@ -116,18 +116,14 @@ fn begin<'a, M: Machine>(
     kernel: Kernel,
 ) -> Launch<'a, M> {
     Launch {
-        varies: options.rows.is_on != 0,
+        varies: machine.keeps_rows(),
         ..Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
     }
 }
 
 /// The extent that dispatch found over all sources, and the tactics of this launch.
 #[inline(always)]
-fn tactics_of<M: Machine>(
-    launch: &Launch<M>,
-    options: &CombineOptions,
-    phase: Phase,
-) -> (Extent, CombineTactics) {
+fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineTactics) {
     let machine = launch.machine;
     let extent = Extent::of_word(machine.peek(Counter::Extent));
     let grid = machine.warp_position().grid();
@@ -139,7 +135,7 @@ fn tactics_of<M: Machine>(
         phase,
         grid,
         spans_nodes,
-        options.rows.is_on != 0,
+        machine.keeps_rows(),
     );
     (extent, tactics)
 }

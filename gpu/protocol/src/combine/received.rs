@@ -17,7 +17,7 @@ pub fn read_rows<M: Machine>(
     options: &CombineOptions,
     item: Item,
 ) -> M::Lanes<u32> {
-    if options.rows.is_on == 0 {
+    if !launch.machine.keeps_rows() {
         return read_positions(launch, item);
     }
     let row = received_row(launch, options.rows.layout(), item.source, item.token);
@@ -59,7 +59,7 @@ pub fn row_weight<M: Machine>(
     position: u32,
     header: ByteOffset,
 ) -> u32 {
-    if options.rows.is_on != 0 {
+    if machine.keeps_rows() {
         return 1f32.to_bits();
     }
     if options.row_weights == 0 {

@@ -27,7 +27,7 @@ pub struct Returned<L> {
 #[inline(always)]
 pub fn end_view<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item) {
     let (machine, common) = (launch.machine, launch.common);
-    let is_view = options.rows.is_on != 0 && options.rows.layout() == ReceiveLayout::View;
+    let is_view = machine.keeps_rows() && options.rows.layout() == ReceiveLayout::View;
     if !is_view || common.debug_checks == 0 {
         return;
     }
@@ -49,8 +49,8 @@ pub fn end_view<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: 
     }
 }
 
-/// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row did
-/// not fit in the outputs. Nothing if no weights return.
+/// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row
+/// did not fit in the outputs. Nothing if no weights return.
 #[inline(always)]
 pub fn return_weights<M: Machine>(
     launch: &Launch<M>,
@@ -64,7 +64,7 @@ pub fn return_weights<M: Machine>(
     let (Row::Window(rank, at) | Row::Inline(rank, at)) = to else {
         return;
     };
-    if options.rows.weights == 0 {
+    if !machine.keeps_rows() || options.rows.weights == 0 {
         return;
     }
     let is_inside = (returned.row as u64) < args.row_capacity;
@@ -89,8 +89,8 @@ pub fn return_weights<M: Machine>(
 }
 
 /// Writes the weights of a token's slots as its experts' ranks returned them, zeros for slots that are not
-/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that has
-/// not. Nothing if no weights return.
+/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that
+/// has not. Nothing if no weights return.
 #[inline(always)]
 pub fn take_weights<M: Machine>(
     launch: &Launch<M>,
@@ -101,25 +101,29 @@ pub fn take_weights<M: Machine>(
 ) -> Result<(), TimedOut> {
     let (machine, common) = (launch.machine, launch.common);
     let (shape, window) = (&common.shape, &common.window);
-    if options.rows.combined_weights == 0 {
+    if !machine.keeps_rows() || options.rows.combined_weights == 0 {
         return Ok(());
     }
     let ranks = ranks_of(machine, shape, experts);
-    let is_routed = |lane| lane < shape.top_k && machine.own(experts, lane) < shape.experts;
-    let slot = |lane| {
+    let routed = machine.ballot(
+        machine.lanes(|lane| lane < shape.top_k && machine.own(experts, lane) < shape.experts),
+    );
+    let slots = machine.lanes(|lane| {
         let expert = machine.own(experts, lane).min(shape.experts - 1);
         reduced_slot(window, ranks, shape.rank_of(expert))
-    };
-    let at = |lane: u32| {
+    });
+    // Kept rather than computed by nested closures, which would live in memory.
+    let at = machine.lanes(|lane: u32| {
+        let slot = machine.own(slots, lane);
         let row = match is_inline {
-            true => window.inline_combine_row(token, slot(lane)),
-            false => window.combine_row(token, slot(lane)),
+            true => window.inline_combine_row(token, slot),
+            false => window.combine_row(token, slot),
         };
         Window::combine_weight(shape, row, lane.min(shape.top_k - 1))
-    };
+    });
     let read = || {
-        machine.lanes(|lane| match is_routed(lane) {
-            true => machine.read_window(at(lane)),
+        machine.lanes(|lane| match routed >> lane & 1 != 0 {
+            true => machine.read_window(machine.own(at, lane)),
             false => 0,
         })
     };
@@ -127,12 +131,12 @@ pub fn take_weights<M: Machine>(
     if is_inline && wait_for(machine, &mut weights, read, |word| word == SENTINEL).is_err() {
         let is_missing = machine.lanes(|lane| machine.own(weights, lane) == SENTINEL);
         let lane = machine.ballot(is_missing).trailing_zeros().min(LANES - 1);
-        let row = machine.broadcast(machine.lanes(slot), lane);
+        let row = machine.broadcast(slots, lane);
         return Err(TimedOut { row });
     }
     machine.lanes(|lane| {
-        if is_routed(lane) && is_inline {
-            machine.write_window(at(lane), SENTINEL);
+        if is_inline && routed >> lane & 1 != 0 {
+            machine.write_window(machine.own(at, lane), SENTINEL);
         }
         if lane < shape.top_k {
             let index = assignment_index(shape.top_k, token, lane);

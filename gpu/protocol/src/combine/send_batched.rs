@@ -39,18 +39,8 @@ pub fn send_batched<M: Machine>(
         let header = window.dispatch_row(source, token).plus(common.row.header);
         header.plus(word)
     };
-    let positions = machine.lanes(|lane| {
-        let Item { source, token, .. } = item_of(lane);
-        match (options.rows.is_on, sub_warps.slot(lane)) {
-            (0, _) => machine.read(
-                Table::RowMap,
-                shape.row_map_index(source, token, slot_of(lane)),
-            ),
-            // The only row is in slot 0.
-            (_, 0) => received_row(launch, options.rows.layout(), source, token),
-            _ => NOT_ROUTED,
-        }
-    });
+    let positions =
+        machine.lanes(|lane| position_of(launch, options, item_of(lane), sub_warps.slot(lane)));
     let words =
         machine.lanes(|lane| machine.read_window(place(Header::assignment(slot_of(lane)), lane)));
     let weights = machine.lanes(|lane| {
@@ -84,21 +74,13 @@ pub fn send_batched<M: Machine>(
                 Row::Window(source, to),
                 Rounding,
             );
-            if options.rows.is_on != 0 {
-                let row = machine.broadcast(positions, lane);
-                let of_slot = |slot: u32| (lane + slot).min(LANES - 1);
-                let words = machine.shuffle(words, machine.lanes(of_slot));
-                let experts = machine.lanes(|slot| {
-                    lane_or_none(slot, shape.top_k, || {
-                        shape
-                            .assignment_words()
-                            .decode(machine.own(words, slot))
-                            .expert
-                    })
-                });
+            if machine.keeps_rows() {
+                let returned = Returned {
+                    row: machine.broadcast(positions, lane),
+                    experts: experts_from(launch, words, lane),
+                };
                 end_view(launch, options, item_of(lane));
-                let to = Row::Window(source, to);
-                return_weights(launch, args, options, to, Returned { row, experts });
+                return_weights(launch, args, options, Row::Window(source, to), returned);
             }
         }
         item += 1;
@@ -112,6 +94,40 @@ pub fn send_batched<M: Machine>(
             flagged::publish(machine, item.source, flag, epoch);
         }
     });
+}
+
+/// The expert row of a top-k slot of an item's token; the last slot again for slots after it. Of rows that
+/// stayed as they came, the only one is in slot 0. For one lane.
+#[inline(always)]
+fn position_of<M: Machine>(
+    launch: &Launch<M>,
+    options: &CombineOptions,
+    item: Item,
+    slot: u32,
+) -> u32 {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let Item { source, token, .. } = item;
+    match (machine.keeps_rows(), slot) {
+        (false, _) => {
+            let slot = slot.min(shape.top_k - 1);
+            machine.read(Table::RowMap, shape.row_map_index(source, token, slot))
+        }
+        (true, 0) => received_row(launch, options.rows.layout(), source, token),
+        (true, _) => NOT_ROUTED,
+    }
+}
+
+/// The experts in the words from lane `first` on, a top-k slot a lane.
+#[inline(always)]
+fn experts_from<M: Machine>(launch: &Launch<M>, words: M::Lanes<u32>, first: u32) -> M::Lanes<u32> {
+    let (machine, shape) = (launch.machine, &launch.common.shape);
+    let words = machine.shuffle(words, machine.lanes(|slot| (first + slot).min(LANES - 1)));
+    machine.lanes(|slot| {
+        lane_or_none(slot, shape.top_k, || {
+            let word = machine.own(words, slot);
+            shape.assignment_words().decode(word).expert
+        })
+    })
 }
 
 /// The slot of each item's row at its source, on the item's lanes; [`SENTINEL`] if the item has not arrived.

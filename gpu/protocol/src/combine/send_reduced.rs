@@ -93,7 +93,7 @@ fn sum_item<M: Machine>(
         to,
         Rounding,
     );
-    if item.part == 0 {
+    if machine.keeps_rows() && item.part == 0 {
         let row = machine.broadcast(positions, 0);
         return_weights(launch, args, options, to, Returned { row, experts });
     }
@@ -118,9 +118,9 @@ fn publish<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item,
             peer: item.source,
             from: window.reduced_staging(item.source, item.token),
             to: window.combine_row(item.token, slot),
-            bytes: match options.rows.weights {
-                0 => common.shape.combine_row_bytes(),
-                _ => common.shape.weighted_combine_row_bytes(),
+            bytes: match machine.keeps_rows() && options.rows.weights != 0 {
+                true => common.shape.weighted_combine_row_bytes(),
+                false => common.shape.combine_row_bytes(),
             },
             signal: flag,
             value: epoch.0,

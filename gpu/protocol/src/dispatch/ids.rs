@@ -39,21 +39,14 @@ pub fn whole_id<M: Machine>(machine: &M, is_wide: bool, assignment: u64, id: u32
     }
 }
 
-/// Expert ids of the assignments from `first` on, at which a vector begins, if there are
+/// Expert ids, i32, of the assignments from `first` on, at which a vector begins, if there are
 /// [vectors](has_vectors). For one lane.
 #[inline(always)]
-pub fn read_id_vector<M: Machine>(machine: &M, is_wide: bool, first: u64) -> IdVector {
-    match is_wide {
-        true => {
-            let [a, b, c, d] = machine.read_vector(Table::TopkIds, 2 * first);
-            let [e, f, g, h] = machine.read_vector(Table::TopkIds, 2 * first + 4);
-            [narrow(a, b), narrow(c, d), narrow(e, f), narrow(g, h)]
-        }
-        false => machine.read_vector(Table::TopkIds, first),
-    }
+pub fn read_id_vector<M: Machine>(machine: &M, first: u64) -> IdVector {
+    machine.read_vector(Table::TopkIds, first)
 }
 
-/// Whether the ids of so many assignments begin and end at the ends of vectors.
+/// Whether the ids, i32, of so many assignments begin and end at the ends of vectors.
 #[inline(always)]
 pub fn has_vectors(args: &DispatchArgs, assignments: u32) -> bool {
     assignments.is_multiple_of(VECTOR_IDS) && args.topk_ids.is_multiple_of(4 * VECTOR_IDS as u64)

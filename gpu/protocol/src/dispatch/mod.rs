@@ -58,7 +58,7 @@ pub fn dispatch_wait<M: Machine>(
 ) -> Result<(), Aborted> {
     let is_counted = options.tokens_on_device != 0;
     let launch = Launch {
-        varies: options.rows.is_on != 0,
+        varies: machine.keeps_rows(),
         ..Launch::begin(machine, &args.common, Kernel::DispatchWait, is_counted)
     };
     launch.enter()?;
@@ -83,10 +83,11 @@ pub fn dispatch<M: Machine>(
     let tactics = tactics_of(&launch, options, Phase::Fused);
     let roles = roles_of(&launch, tactics);
     let sent = notify_and_send(&launch, args, options, tactics, roles);
-    launch.end(sent.and_then(|()| match roles.receiver {
-        Some(partition) => receive(&launch, args, options, partition),
-        None => Ok(()),
-    }))
+    // Not a closure, which is too large to be inlined: it would keep the launch in memory.
+    launch.end(match (sent, roles.receiver) {
+        (Ok(()), Some(partition)) => receive(&launch, args, options, partition),
+        (sent, _) => sent,
+    })
 }
 
 /// Receives this warp's partition of the items that may arrive.
@@ -97,9 +98,9 @@ fn receive<M: Machine>(
     options: &DispatchOptions,
     partition: Partition,
 ) -> Result<(), Aborted> {
-    match options.rows.is_on {
-        0 => receive_by_expert(launch, args, options, partition),
-        _ => receive_rows(launch, args, options, partition),
+    match launch.machine.keeps_rows() {
+        true => receive_rows(launch, args, options, partition),
+        false => receive_by_expert(launch, args, options, partition),
     }
 }
 
@@ -134,7 +135,7 @@ fn begin<'a, M: Machine>(
     batch.number(machine, ids);
     Launch {
         wide_ids: is_wide,
-        varies: options.rows.is_on != 0,
+        varies: machine.keeps_rows(),
         ..Launch::begun(machine, &args.common, kernel, tokens, loading)
     }
 }
@@ -170,9 +171,9 @@ fn tactics_of<M: Machine>(
     phase: Phase,
 ) -> DispatchTactics {
     let machine = launch.machine;
-    let receive = match options.rows.is_on {
-        0 => ReceiveLayout::ByExpert,
-        _ => options.rows.layout(),
+    let receive = match machine.keeps_rows() {
+        true => options.rows.layout(),
+        false => ReceiveLayout::ByExpert,
     };
     DispatchTactics::decide(
         launch.common,

@@ -24,7 +24,7 @@ pub fn combine_local<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     epilogue: &E,
 ) -> Result<(), Aborted> {
-    match only_rounds(options, epilogue) {
+    match only_rounds(machine, options, epilogue) {
         true => sum_tokens(machine, args, &options.only_rounding(), OnlyRounds),
         false => sum_tokens(machine, args, options, GivenEnding { options, epilogue }),
     }

@@ -51,22 +51,26 @@ impl BlockNumbering {
         let index = |step: usize, lane: u32| {
             first + VECTOR_IDS * (step as u32 * machine.threads() + machine.thread(lane))
         };
-        match self.has_vectors {
-            true => from_fn(|step| {
+        let last = self.assignments - 1;
+        // Each way of its own, so that the ids stay in registers.
+        match (self.has_vectors, self.is_wide) {
+            (true, _) => from_fn(|step| {
                 let last = self.assignments - VECTOR_IDS;
                 machine.lanes(|lane| {
                     let index = index(step, lane).min(last);
-                    read_id_vector(machine, self.is_wide, index as u64)
+                    read_id_vector(machine, index as u64)
                 })
             }),
-            false => from_fn(|step| {
-                let last = self.assignments - 1;
+            (false, false) => from_fn(|step| {
                 machine.lanes(|lane| {
                     let index = index(step, lane);
-                    from_fn(|word| {
-                        let index = (index + word as u32).min(last);
-                        read_id(machine, self.is_wide, index as u64)
-                    })
+                    from_fn(|word| read_id(machine, false, (index + word as u32).min(last) as u64))
+                })
+            }),
+            (false, true) => from_fn(|step| {
+                machine.lanes(|lane| {
+                    let index = index(step, lane);
+                    from_fn(|word| read_id(machine, true, (index + word as u32).min(last) as u64))
                 })
             }),
         }

@@ -91,7 +91,7 @@ impl BlockNumbering {
         let assignments = tokens * top_k;
         Self {
             assignments,
-            has_vectors: has_vectors(args, assignments),
+            has_vectors: options.wide_ids == 0 && has_vectors(args, assignments),
             is_wide: options.wide_ids != 0,
             first: first_token * top_k,
             end: (first_token + tactics.own_tokens) * top_k,

@@ -62,6 +62,8 @@ pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishi
     fn rank(&self) -> Rank;
     /// Ranks of the group.
     fn ranks(&self) -> u32;
+    /// Whether received rows stay as they came: a GPU has a kernel for each case.
+    fn keeps_rows(&self) -> bool;
     /// Whether this kernel sends to ranks of other nodes: a GPU has a kernel for each case. False for kernels
     /// that only wait, as they send nothing.
     fn spans_nodes(&self) -> bool;

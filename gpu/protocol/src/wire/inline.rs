@@ -205,32 +205,32 @@ pub fn sum<T: Tiles + Deadline>(
     let mut start = range.start;
     while start < range.end {
         let begun = finish.begin(machine, start, range.end);
-        let wait = Polling { range, polls_all };
-        sum_tile(machine, wait, start, rows, begun, &from, |sums| {
-            if !finish.is_rounding() {
-                return finish.store(machine, to, start, range.end, sums);
-            }
-            let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
-            debug_assert_is_inside(machine, to, start, range);
-            machine.store_tile(to, start, range.end, &sums);
-        })?;
+        sum_tile(
+            machine,
+            (range, polls_all),
+            start,
+            rows,
+            begun,
+            &from,
+            |sums| {
+                if !finish.is_rounding() {
+                    return finish.store(machine, to, start, range.end, sums);
+                }
+                let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
+                debug_assert_is_inside(machine, to, start, range);
+                machine.store_tile(to, start, range.end, &sums);
+            },
+        )?;
         start += bytes_of::<T>(SUM_DEPTH);
     }
     Ok(())
-}
-
-/// Way in which the rows of a [`sum`] are polled.
-#[derive(Clone, Copy)]
-struct Polling {
-    range: ByteRange,
-    polls_all: bool,
 }
 
 /// The tile of a [`sum`] that begins at byte `start`, added to `sums`.
 #[inline(always)]
 fn sum_tile<T: Tiles + Deadline>(
     machine: &T,
-    Polling { range, polls_all }: Polling,
+    (range, polls_all): (ByteRange, bool),
     start: u32,
     rows: u32,
     mut sums: [T::Sums; SUM_DEPTH],

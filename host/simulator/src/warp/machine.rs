@@ -15,6 +15,7 @@ use ferry_protocol::{
 
 use super::Warp;
 use super::tiles::Vector;
+use crate::args::Args;
 use crate::network::Sent;
 use crate::store_buffer::Polled;
 
@@ -57,6 +58,14 @@ impl Machine for Warp<'_> {
 
     fn ranks(&self) -> u32 {
         self.common.shape.ranks
+    }
+
+    fn keeps_rows(&self) -> bool {
+        match &*self.args {
+            Args::Dispatch(with) => with.options.rows.is_on != 0,
+            Args::Combine(with) => with.options.rows.is_on != 0,
+            Args::Silu(_) => false,
+        }
     }
 
     fn spans_nodes(&self) -> bool {

@@ -246,14 +246,10 @@ impl<M: Machine> Receiver<'_, M> {
             true => 2 * top_k,
             false => top_k,
         };
-        let tables = [
-            (Table::ReceivedIds, id_words, ABSENT),
-            (Table::ReceivedWeights, top_k, 0),
-            (Table::SrcInfo, 2, ABSENT),
-        ];
-        for (table, words, value) in tables {
-            self.fill_words(table, first * words..end * words, value, partition);
-        }
+        let words = |each: u64| first * each..end * each;
+        self.fill_words(Table::ReceivedIds, words(id_words), ABSENT, partition);
+        self.fill_words(Table::ReceivedWeights, words(top_k), 0, partition);
+        self.fill_words(Table::SrcInfo, words(2), ABSENT, partition);
     }
 
     /// Writes `value` to a range of words of a table: this warp's share.

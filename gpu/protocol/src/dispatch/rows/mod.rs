@@ -2,9 +2,9 @@
 //! expert here.
 //!
 //! Nobody waits for numbers of assignments. A row of a view is in its place once it has arrived, unless it
-//! came with inline flags; strided rows are copied to the same places of the outputs. Only rows that are moved
-//! together wait, for the number of rows before them. All words of a row are acquired before the launch ends,
-//! so later kernels of its stream read views without a fence.
+//! came with inline flags; strided rows are copied to the same places of the outputs. Only rows that are
+//! moved together wait, for the number of rows before them. All words of a row are acquired before the launch
+//! ends, so later kernels of its stream read views without a fence.
 
 mod count;
 mod describe;
@@ -93,6 +93,10 @@ impl<M: Machine> Receiver<'_, M> {
             machine
                 .lanes(|lane| batch.has(lane) && is_first(lane) && machine.own(parts, lane) == 0),
         );
+        // Rows that are moved together have none for the others.
+        if self.layout != ReceiveLayout::Compact {
+            self.describe_absent(batch, absent);
+        }
         let rows = machine.lanes(|lane| match coming >> lane & 1 != 0 {
             true => {
                 let Item { source, token, .. } = item(lane, 1);
@@ -100,10 +104,6 @@ impl<M: Machine> Receiver<'_, M> {
             }
             false => 0,
         });
-        // Rows that are moved together have none for the others.
-        if self.layout != ReceiveLayout::Compact {
-            self.describe_absent(batch, absent);
-        }
         let flags = machine.lanes(|lane| {
             let Item { source, .. } = item(lane, 1);
             let parts = machine.own(parts, lane);

@@ -11,8 +11,8 @@ use crate::machine::{LANES, Machine};
 use crate::work::item::{Item, RowLocation};
 
 impl<M: Machine> Receiver<'_, M> {
-    /// Puts an item that has arrived, or has inline flags, into its place in `row`. Describes the row if it has
-    /// inline flags.
+    /// Puts an item that has arrived, or has inline flags, into its place in `row`. Describes the row if it
+    /// has inline flags.
     #[inline(always)]
     pub(super) fn place(&self, item: Item, row: u32) -> Result<(), TimedOut> {
         let (machine, common) = (self.launch.machine, self.launch.common);
@@ -29,11 +29,13 @@ impl<M: Machine> Receiver<'_, M> {
         let is_inside = (row as u64) < self.args.row_capacity;
         let source = from.of(common.rank());
         let payload = machine.read_ahead(from.range, source);
-        let mut header = None;
         if from.is_inline {
             let mut words = read_assignments(self.launch, from);
             let weights = take_header(self.launch, item, from, &mut words)?;
-            header = Some((words, weights));
+            // Before the payload is moved, which takes the registers.
+            if item.part == 0 {
+                self.describe_item(item, row, words, weights);
+            }
         }
         let kept = common.window.dispatch_row(item.source, item.token);
         let to = |_| match is_view {
@@ -42,18 +44,13 @@ impl<M: Machine> Receiver<'_, M> {
         };
         machine.copy_row(from.range, source, payload, is_inside as u32, to)?;
         self.place_scales(item, from, ahead, row)?;
-        if item.part == 0 {
-            if !is_view {
-                let destinations = Destinations {
-                    positions: machine.lanes(|_| row),
-                    scales: machine.lanes(|_| 0),
-                    here: is_inside as u32,
-                };
-                scales::place_row_scale(self.launch, from.row, destinations);
-            }
-            if let Some((words, weights)) = header {
-                self.describe_item(item, row, words, weights);
-            }
+        if item.part == 0 && !is_view {
+            let destinations = Destinations {
+                positions: machine.lanes(|_| row),
+                scales: machine.lanes(|_| 0),
+                here: is_inside as u32,
+            };
+            scales::place_row_scale(self.launch, from.row, destinations);
         }
         Ok(())
     }

@@ -1,0 +1,111 @@
+"""Expert-parallel dispatch and combine for mixture-of-experts models.
+
+A :class:`Group` is the set of ranks, a :class:`Plan` a checked :class:`Config`, and a
+:class:`Communicator` one rank's end. The same kernels run on GPUs and, as here, in a simulator:
+
+>>> import numpy
+>>> import ferry_ep as ferry
+>>> group = ferry.Group.simulated(2)
+>>> plan = ferry.Plan(group, ferry.Config(experts=4, top_k=2, hidden=8, max_tokens_per_rank=3))
+>>> with ferry.Communicators(group, plan) as ranks:
+...     # Each rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
+...     x = ferry.to_bf16(numpy.ones((1, 8)))
+...     ids = numpy.array([[1, 2]], dtype=numpy.int32)
+...     rows = ranks.dispatch([x, x], [ids, ids])
+...     # Experts would work here; these return their input.
+...     sums = ranks.combine([received.tokens for received in rows])
+>>> ferry.from_bf16(sums[0])[0].tolist()
+[2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+"""
+
+from ._ferry import (
+    Bootstrap,
+    Fault,
+    Group,
+    Plan,
+    PreparedCombine,
+    PreparedDispatch,
+    Tensor,
+    __version__,
+    has_cuda,
+    has_nvshmem,
+)
+from .bits import decode, from_bf16, to_bf16
+from .bootstraps import torch_bootstrap
+from .communicator import Communicator
+from .config import Config
+from .errors import (
+    ArgumentError,
+    BootstrapError,
+    BusyError,
+    CapacityError,
+    ClosedError,
+    DeviceError,
+    FaultError,
+    FerryError,
+    ForkError,
+    GroupError,
+    InUseError,
+    NotBuiltError,
+    OrderError,
+    PeerFailed,
+    PeerGaveUp,
+    PeerTimeout,
+    PlanError,
+    PoisonedError,
+    Problem,
+    SimulatorError,
+    TensorError,
+    ThreadError,
+)
+from .memory import DeviceArray, View, ViewArray
+from .outputs import DispatchOutput, SiluOutput, TensorLayout
+from .ranks import Communicators
+
+__all__ = [
+    "ArgumentError",
+    "Bootstrap",
+    "BootstrapError",
+    "BusyError",
+    "CapacityError",
+    "ClosedError",
+    "Communicator",
+    "Communicators",
+    "Config",
+    "DeviceArray",
+    "DeviceError",
+    "DispatchOutput",
+    "Fault",
+    "FaultError",
+    "FerryError",
+    "ForkError",
+    "Group",
+    "GroupError",
+    "InUseError",
+    "NotBuiltError",
+    "OrderError",
+    "PeerFailed",
+    "PeerGaveUp",
+    "PeerTimeout",
+    "Plan",
+    "PlanError",
+    "PoisonedError",
+    "PreparedCombine",
+    "PreparedDispatch",
+    "Problem",
+    "SiluOutput",
+    "SimulatorError",
+    "Tensor",
+    "TensorError",
+    "TensorLayout",
+    "ThreadError",
+    "View",
+    "ViewArray",
+    "__version__",
+    "decode",
+    "from_bf16",
+    "has_cuda",
+    "has_nvshmem",
+    "to_bf16",
+    "torch_bootstrap",
+]

@@ -1,0 +1,313 @@
+"""One rank of a communicator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._ferry import PreparedCombine, PreparedDispatch
+from .calls import Answers, Call
+from .outputs import DispatchOutput, SiluOutput
+from .rank import Rank
+
+__all__ = ["Communicator"]
+
+
+class Communicator(Rank):
+    """One rank of a communicator: sends tokens to their experts, and brings the experts' outputs back.
+
+    ``dispatch`` and ``combine`` alternate. A round is collective: every rank of the group makes the same
+    calls, each with its own data. :class:`ferry_ep.Communicators` makes all ranks of this process, and has
+    calls for all of them.
+
+    Tensors are torch's, NumPy's, any with DLPack or ``__cuda_array_interface__``, a
+    :class:`ferry_ep.DeviceArray`, or a :class:`ferry_ep.Tensor` with an address of the rank's device.
+
+    On GPUs a call only enqueues: it neither waits nor allocates, except outputs that were not given. Tensors
+    are in use until the stream has passed the kernel. In a simulated group arrays are on the CPU: they are
+    copied in, and copied out when the call that fills them returns, so that such a call waits for its peers.
+    Drive each rank from a thread (or a process) of its own then, or use the calls for all ranks.
+
+    One thread at a time makes calls of a communicator; another one gets :class:`ferry_ep.BusyError`.
+    """
+
+    def dispatch(
+        self,
+        x: Any,
+        topk_ids: Any,
+        topk_weights: Any = None,
+        *,
+        out: DispatchOutput | None = None,
+        capacity: int | str = "max",
+        input_scale: Any = None,
+        tokens_on_device: Any = None,
+        stream: Any = None,
+    ) -> DispatchOutput:
+        """Sends this rank's tokens to their experts, and receives those of its own experts. Collective.
+
+        ``x``: BF16 ``[tokens, hidden]``, 16-byte aligned; rows may have a stride of a multiple of 8 elements.
+        ``topk_ids``: i32 or i64 ``[tokens, top_k]``, experts of each token, -1 for none; i64 needs, by
+        expert, ``Config.options``.
+        ``topk_weights``: f32 ``[tokens, top_k]``, the router's weights, which a reduced combine applies.
+        ``out``: outputs of :meth:`outputs`, whose ``ids`` are of the type of ``topk_ids``; ``None`` allocates
+        them like ``x``, with ``capacity``.
+        ``input_scale``: f32 ``[1]``, ``nvfp4`` only. ``tokens_on_device``: u32 ``[1]``, number of tokens,
+        read by the kernel (``Config.options``). ``stream``: a stream of this rank's device, as torch's,
+        CuPy's, or its handle; ``None`` is torch's current one if torch is loaded, else the default stream.
+
+        Returns the outputs. Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.OrderError`,
+        :class:`ferry_ep.CapacityError`, :class:`ferry_ep.ArgumentError`: nothing was sent then, and the round
+        stays as it was. In a simulated group with CPU arrays also :class:`ferry_ep.FaultError`, as the call
+        waits, and :class:`ferry_ep.ThreadError` if it would wait for a rank of this thread.
+        """
+        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
+        out = self._outputs(x, capacity, given.wide_ids) if out is None else out
+        output = call.outputs(out)
+        call.require_peers(sent=1)
+        self._native._dispatch(call.stream, given, output)
+        self._sent(given)
+        call.finish()
+        return out
+
+    def dispatch_async(
+        self,
+        x: Any,
+        topk_ids: Any,
+        topk_weights: Any = None,
+        *,
+        input_scale: Any = None,
+        tokens_on_device: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Sends, as the first half of :meth:`dispatch`; :meth:`dispatch_wait` comes next. Collective.
+
+        Waits for nobody on the host. Tensors and errors are those of :meth:`dispatch`.
+        """
+        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
+        self._native._dispatch_async(call.stream, given)
+        self._sent(given)
+
+    def dispatch_wait(
+        self,
+        *,
+        out: DispatchOutput | None = None,
+        like: Any = None,
+        capacity: int | str = "max",
+        stream: Any = None,
+    ) -> DispatchOutput:
+        """Receives, as the second half of :meth:`dispatch`. Collective.
+
+        ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
+        """
+        call = Call(self, stream)
+        out = self._outputs(like, capacity, self._wide_ids) if out is None else out
+        output = call.outputs(out)
+        call.require_peers()
+        self._native._dispatch_wait(call.stream, output)
+        call.finish()
+        return out
+
+    def combine(
+        self,
+        expert_rows: Any,
+        *,
+        topk_weights: Any = None,
+        row_weights: Any = None,
+        row_scales: Any = None,
+        bias: Any = None,
+        bias2: Any = None,
+        residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
+        out: Any = None,
+        weights: Any = None,
+        data_type: str = "bf16",
+        stream: Any = None,
+    ) -> Any:
+        """Sends the experts' rows back, and sums those of this rank's tokens; ends the round. Collective.
+
+        ``expert_rows``: BF16 ``[rows, hidden]``, 16-byte aligned, in the order of the dispatch's ``tokens``
+        and with the same number of rows. ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
+        ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``).
+        Steps on the sums, in this order (``Config.options``): ``row_scales`` f32 ``[tokens]``, ``bias`` and
+        ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.
+        ``out``: ``[tokens, hidden]`` of BF16, or f16 or f32 with ``Config.options``; in exact mode without
+        weights BF16 ``[tokens, top_k, hidden]``, the rows apart. ``None`` allocates it like ``expert_rows``,
+        with elements of ``data_type``.
+
+        In layouts that keep rows as they came (``Config.receive``) a row of ``expert_rows`` is the sum over
+        this rank's experts of the token, with the weights applied; rows without a token are not read. A
+        token's sum begins with ``initial``, BF16 ``[tokens, hidden]`` or a tuple of two, added in f32, and
+        then adds one row for each rank with an expert of the token, by rank. With ``Config.combine_weights``
+        ``received_weights``, f32 ``[rows, top_k]``, return to ``weights``, f32 ``[tokens, top_k]``: each slot
+        has the value of its expert's rank, 0 if it is not routed; ``None`` allocates it, too.
+
+        Returns ``out``, and with ``received_weights`` the tuple ``(out, weights)``. Raises as
+        :meth:`dispatch` does.
+        """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
+        call = Call(self, stream)
+        out, weights = self._result(answers, out, weights, data_type)
+        given, output = call.answers(answers), call.sums(out, weights)
+        call.require_peers(returned=1)
+        self._native._combine(call.stream, given, output)
+        call.finish()
+        return out if weights is None else (out, weights)
+
+    def combine_async(
+        self,
+        expert_rows: Any,
+        *,
+        topk_weights: Any = None,
+        row_weights: Any = None,
+        row_scales: Any = None,
+        bias: Any = None,
+        bias2: Any = None,
+        residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
+        out: Any = None,
+        weights: Any = None,
+        data_type: str = "bf16",
+        stream: Any = None,
+    ) -> Any:
+        """Sends, as the first half of :meth:`combine`; :meth:`combine_wait` comes next. Collective.
+
+        Returns as :meth:`combine` does; the wait fills it. Tensors and errors are those of :meth:`combine`.
+        """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
+        call = Call(self, stream)
+        out, weights = self._result(answers, out, weights, data_type)
+        given, output = call.answers(answers), call.sums(out, weights)
+        self._native._combine_async(call.stream, given, output)
+        self._open = call
+        return out if weights is None else (out, weights)
+
+    def combine_wait(self, *, stream: Any = None) -> None:
+        """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
+        call = self._open or Call(self, stream)
+        call.stream = self._stream(stream)
+        call.require_peers()
+        self._native._combine_wait(call.stream)
+        self._open = None
+        call.finish()
+
+    def prepare_dispatch(
+        self,
+        x: Any,
+        topk_ids: Any,
+        topk_weights: Any = None,
+        *,
+        out: DispatchOutput,
+        input_scale: Any = None,
+        tokens_on_device: Any = None,
+    ) -> PreparedDispatch:
+        """Prepares a :meth:`dispatch` of device memory, so that each call passes integers alone.
+
+        Returns a function of ``(stream, x, topk_ids, topk_weights)``: handle and addresses, 0 for the default
+        stream and for the prepared tensor. Another address is memory of the same type and shape.
+        """
+        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
+        output = call.outputs(out)
+        call.require_device_memory()
+        self._sent(given)
+        return PreparedDispatch(self._native, given, output)
+
+    def prepare_combine(
+        self,
+        expert_rows: Any,
+        *,
+        out: Any,
+        topk_weights: Any = None,
+        row_weights: Any = None,
+        row_scales: Any = None,
+        bias: Any = None,
+        bias2: Any = None,
+        residual: Any = None,
+        initial: Any = None,
+        received_weights: Any = None,
+        weights: Any = None,
+    ) -> PreparedCombine:
+        """Prepares a :meth:`combine` of device memory, so that each call passes integers alone.
+
+        Returns a function of ``(stream, expert_rows, combined, received_weights, weights)``, as
+        :meth:`prepare_dispatch` does.
+        """
+        answers = Answers(
+            expert_rows,
+            topk_weights,
+            row_weights,
+            row_scales,
+            bias,
+            bias2,
+            residual,
+            initial,
+            received_weights,
+        )
+        call = Call(self, 0)
+        given, output = call.answers(answers), call.sums(out, weights)
+        call.require_device_memory()
+        return PreparedCombine(self._native, given, output)
+
+    def silu(
+        self,
+        gates_and_ups: Any,
+        row_offsets: Any,
+        *,
+        format: str = "bf16",
+        out: SiluOutput | None = None,
+        scale_offsets: Any = None,
+        input_scales: Any = None,
+        interleaved: bool = False,
+        clamp: tuple[float, float] | None = None,
+        max_sms: int | None = None,
+        stream: Any = None,
+    ) -> SiluOutput:
+        """Applies SiLU to the gates, and multiplies by the ups, between an expert's two matrix
+        multiplications. Not collective, and needs no round.
+
+        ``gates_and_ups``: BF16 ``[rows, 2 * columns]``: gates, then ups, or alternating (``interleaved``).
+        ``row_offsets``: u32 ``[experts + 1]``, those of a dispatch. ``format``: of the result, any but
+        ``nvfp4-row``. ``scale_offsets``: u32 ``[experts]``, those of a dispatch, for tiled scales.
+        ``input_scales``: f32 ``[experts]``, ``nvfp4`` only. ``clamp``: ``(alpha, limit)`` of the clamped
+        variant. ``out=None`` allocates like ``gates_and_ups``.
+
+        Raises :class:`ferry_ep.TensorError` and :class:`ferry_ep.ArgumentError`.
+        """
+        call = Call(self, stream)
+        out = call.silu_output(gates_and_ups, format) if out is None else out
+        tiled = format.endswith(":tiled")
+        self._native._silu(
+            call.stream,
+            call.take("input", gates_and_ups, "bf16"),
+            call.take("row_offsets", row_offsets, "u32"),
+            call.give("output", out.rows, call.element_of(format)),
+            format=format,
+            scales=None if out.scales is None else call.give("scales", out.scales, call.scale_of(format)),
+            scale_offsets=call.maybe("scale_offsets", scale_offsets if tiled else None, "u32"),
+            input_scales=call.maybe("input_scales", input_scales, "f32"),
+            interleaved=interleaved,
+            clamp=clamp,
+            max_sms=max_sms,
+        )
+        call.finish(of_round=False)
+        return out

@@ -1,0 +1,68 @@
+"""Sizes and behavior of a communicator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes and behavior of a communicator: plain data, which :class:`ferry_ep.Plan` checks.
+
+    All ranks of a group agree on everything but ``deadline``, ``debug_checks``, ``max_sms``,
+    ``specialise``, ``options`` and, without ``skip_a2a``, ``shared_expert``; creating communicators compares.
+
+    >>> Config(experts=8, top_k=2, hidden=64, max_tokens_per_rank=16).format
+    'bf16'
+    """
+
+    experts: int
+    """Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank ``r`` holds the experts from
+    ``r * experts / ranks`` on."""
+    top_k: int
+    """Experts that a token names, 1 to 32 and at most ``experts``."""
+    hidden: int
+    """Elements of a token, a multiple of 8; in formats with scales of 64 (NVFP4) or 128."""
+    max_tokens_per_rank: int
+    """Most tokens that one rank brings to a dispatch. A rank may bring fewer, or none."""
+    format: str = "bf16"
+    """Format in which dispatch encodes tokens: ``bf16``, ``fp8`` (blockwise), ``mxfp8``, ``mxfp4``,
+    ``nvfp4`` or ``nvfp4-row``, the last four with ``:tiled`` scales (the default) or ``:row-major`` ones.
+    Combine is BF16 in any case."""
+    receive: str = "by-expert"
+    """Layout of the rows that dispatch leaves on the experts' rank. ``"by-expert"``: a row for each expert of
+    a token, expert after expert. The others keep one row for each (source rank, token) with an expert here,
+    and combine takes one row for each: ``"view"`` leaves them in the library's window
+    (:meth:`ferry_ep.Communicator.view`), ``"strided"`` copies them to row ``source * max_tokens_per_rank +
+    token``, ``"compact"`` to consecutive rows. They exclude ``skip_a2a``, ``shared_expert``, exact mode and
+    tiled scales."""
+    transposed_scales: bool = False
+    """Whether the scales of ``fp8`` are ``[hidden / 128, rows]`` in a layout that keeps rows as they came,
+    rather than ``[rows, hidden / 128]``. By expert they always are, and this is false."""
+    clear_absent: bool = False
+    """Whether dispatch writes zeros to the payload and scales of rows without a token, ``"strided"`` only.
+    Otherwise they keep their bits."""
+    combine_weights: bool = False
+    """Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that keeps
+    rows as they came: ``received_weights`` of :meth:`ferry_ep.Communicator.combine`."""
+    combine: str = "reduced"
+    """``"reduced"``: the experts' rank multiplies and sums a token's rows, and one row returns.
+    ``"exact"``: each expert's row returns unchanged, and the token's rank sums."""
+    p2p_world_size: int | None = None
+    """Ranks of one node, which write each other's memory directly; ``None``: all."""
+    shared_expert: bool = False
+    """Whether every token also goes to a shared expert, of which each rank has a copy."""
+    deadline: float = 10.0
+    """Longest wait of a kernel in seconds, above 0 and at most a day."""
+    debug_checks: bool = False
+    """Whether kernels look for experts that a token lists twice."""
+    max_sms: int | None = None
+    """Most multiprocessors that a kernel occupies; ``None`` for all."""
+    skip_a2a: bool = False
+    """Whether every rank brings the same tokens, so that nothing travels."""
+    specialise: bool = False
+    """Whether kernels are compiled for this very shape when the communicator is made."""
+    options: bool = False
+    """Whether the kernels with options are loaded, too."""

@@ -1,0 +1,238 @@
+"""Device memory of the library."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ._ferry import Tensor, dlpack
+from .errors import ClosedError, OrderError
+from .tensors import _NUMPY, _dense, describe, refuse
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+__all__ = ["DeviceArray", "View", "ViewArray"]
+
+_BITS = {"f32": 32, "i32": 32, "i64": 64, "u32": 32, "bf16": 16, "f16": 16, "e4m3": 8, "e8m0": 8}
+_BITS |= {"e2m1": 4, "u8": 8}
+#: Type strings of NumPy's array interface.
+_TYPESTRS = {"uint16": "<u2", "uint8": "|u1", "float16": "<f2", "float32": "<f4", "int32": "<i4"}
+_TYPESTRS |= {"int64": "<i8", "uint32": "<u4"}
+#: Code and bits of dlpack.h. FP8 and 4-bit elements are plain bytes, as not every library has them.
+_ELEMENTS = {"bf16": (4, 16), "f16": (2, 16), "f32": (2, 32), "i32": (0, 32), "i64": (0, 64), "u32": (1, 32)}
+#: kDLCUDA of dlpack.h.
+_ON_CUDA = 2
+
+
+class _Memory:
+    """An array in memory of a rank's device, which the library owns."""
+
+    def __init__(
+        self, communicator: Rank, address: int, data_type: str, shape: tuple[int, ...], strides: Any = None
+    ) -> None:
+        self.data_type = data_type
+        self.shape = shape
+        self._communicator = communicator
+        self._address = address
+        #: In elements; None without gaps.
+        self._strides: tuple[int, ...] | None = strides
+
+    @property
+    def address(self) -> int:
+        """Address on the device. Raises as every use after the end does."""
+        self._require()
+        return self._address
+
+    @property
+    def communicator(self) -> Rank:
+        """Communicator whose memory this is."""
+        return self._communicator
+
+    def _require(self) -> None:
+        raise NotImplementedError
+
+    def _is_live(self) -> bool:
+        try:
+            self._require()
+        except (ClosedError, OrderError):
+            return False
+        return True
+
+    def numpy(self) -> Any:
+        """Returns a copy as a NumPy array; two 4-bit elements are a byte. Synchronizes with the device alone:
+        call :meth:`ferry_ep.Communicator.synchronize` first."""
+        import numpy
+
+        tensor = self._ferry_tensor()
+        data_type, shape = numpy.dtype(_NUMPY.get(self.data_type, "uint8")), self._bytes_shape()
+        copy = numpy.empty(tensor.nbytes, dtype="uint8")
+        self._communicator._native._download(tensor.address, copy.ctypes.data, copy.nbytes)
+        return numpy.ndarray(shape, data_type, copy.data, strides=self._bytes_strides()).copy()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Returns type and number of its device, a GPU. Raises :class:`BufferError` in a simulated group."""
+        device = self._communicator.device
+        if not device.startswith("cuda:"):
+            raise BufferError(f"memory of a {device} rank: copy it with numpy()")
+        return _ON_CUDA, int(device[5:])
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> object:
+        """Returns a DLPack capsule, which keeps the memory's communicator alive. Reads no device memory, and
+        orders no streams: that is up to the caller. Raises as every use, and :class:`BufferError` in a
+        simulated group, and for a copy or another device.
+        """
+        device = self.__dlpack_device__()
+        if options.get("copy") or options.get("dl_device") not in (None, device):
+            raise BufferError(f"only without a copy, and on device {device}")
+        element, shape = _ELEMENTS.get(self.data_type, (1, 8)), self._bytes_shape()
+        strides = _dense(shape)
+        if self._strides is not None:
+            strides = tuple(8 * stride // element[1] for stride in self._bytes_strides() or ())
+        return dlpack(self.address, device, element, shape, strides, self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__cuda_array_interface__":
+            device = self.__dict__["_communicator"].device
+            if device.startswith("cuda"):
+                return {
+                    "version": 3,
+                    # torch takes no memory that is marked as read-only, such as a view's.
+                    "data": (self.address, False),
+                    "shape": self._bytes_shape(),
+                    "typestr": _TYPESTRS[_NUMPY.get(self.data_type, "uint8")],
+                    "strides": self._bytes_strides(),
+                }
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        state = f"at {self._address:#x}" if self._is_live() else "ended"
+        return f"<ferry_ep.{type(self).__name__} {self.data_type} {list(self.shape)} {state}>"
+
+    def _bytes_shape(self) -> tuple[int, ...]:
+        if self.data_type == "e2m1":
+            return (*self.shape[:-1], self.shape[-1] // 2)
+        return self.shape
+
+    def _bytes_strides(self) -> tuple[int, ...] | None:
+        if self._strides is None:
+            return None
+        bits = _BITS[self.data_type]
+        strides = tuple(stride * bits // 8 for stride in self._strides)
+        return (*strides[:-1], 1) if bits < 8 else strides
+
+    def _ferry_tensor(self) -> Tensor:
+        return Tensor(self.address, self.data_type, self.shape, self._strides, owner=self)
+
+
+class DeviceArray(_Memory):
+    """An array in memory of a rank's device, which lives until its communicator is closed.
+
+    :meth:`ferry_ep.Communicator.empty` makes one. It goes in wherever a tensor goes. It keeps its
+    communicator alive, and raises :class:`ferry_ep.ClosedError` once that was closed. On a GPU,
+    ``torch.from_dlpack`` takes it (FP8 as plain bytes), and ``torch.as_tensor`` and others read its
+    ``__cuda_array_interface__``, as plain bits for BF16 and FP8.
+    """
+
+    def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
+        """Allocates ``shape`` elements. Synchronizes."""
+        bits = _BITS.get(data_type)
+        if bits is None:
+            raise refuse("data_type", f"one of {', '.join(_BITS)}", data_type)
+        self.nbytes = -(-math.prod(shape) * bits // 8)
+        address = communicator._native._alloc(max(self.nbytes, 1))
+        super().__init__(communicator, address, data_type, shape)
+        self._ended = False
+
+    def copy_from(self, array: Any) -> None:
+        """Copies a CPU array of the same shape and type into it. Synchronizes."""
+        self._require()
+        given = describe("array", array, self.data_type)
+        tensor = given.tensor()
+        if given.device != "cpu" or given.shape != self.shape or tensor.nbytes != self.nbytes:
+            wanted = f"a CPU array of {self.data_type} without gaps, shape {list(self.shape)}"
+            raise refuse("array", wanted, f"{given.data_type} {list(given.shape)} on {given.device}")
+        self._communicator._native._upload(self._address, given.address, self.nbytes)
+
+    def _require(self) -> None:
+        if self._ended:
+            rank = self._communicator.rank
+            raise ClosedError(f"the array's memory has ended: rank {rank}'s communicator was closed")
+
+
+class ViewArray(_Memory):
+    """An array of a :class:`ferry_ep.View`: rows in the library's window, which lie apart. Read-only.
+
+    It goes in as ``x`` of a dispatch. It keeps the communicator alive. Once the view has ended, every use
+    raises :class:`ferry_ep.OrderError`, or :class:`ferry_ep.ClosedError` if the communicator was closed; an
+    array that another library made of it is not told: it finds another round's rows, and freed memory after
+    :meth:`ferry_ep.Communicator.close`. On a GPU, ``torch.from_dlpack`` takes it (FP8 as
+    plain bytes: ``torch.from_dlpack(view.tokens).view(torch.float8_e4m3fn)``), and others read its
+    ``__cuda_array_interface__``, as plain bits for BF16, too.
+    """
+
+    def __init__(
+        self, view: View, address: int, data_type: str, shape: list[int], strides: list[int]
+    ) -> None:
+        """Made by :meth:`ferry_ep.Communicator.view` alone."""
+        super().__init__(view.communicator, address, data_type, tuple(shape), tuple(strides))
+        self._view = view
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index to the next, in each dimension."""
+        return self._strides or ()
+
+    def _require(self) -> None:
+        self._view._require()
+
+
+class View:
+    """Rows that a rank received in a dispatch, and that stay in its window.
+
+    :meth:`ferry_ep.Communicator.view` makes one. Row ``source * max_tokens_per_rank + token`` is that of each
+    source rank and token. It may be read by work that the streams order after the dispatch (or its wait) and
+    before the combine (or ``combine_async``), whose call ends the view. Rows without a token, where
+    ``DispatchOutput.ids`` are -1, hold old bits, NaNs among them: leave such rows out, as 0 times NaN is NaN.
+    Addresses and strides are those of every round until the communicator is closed, so that a captured graph
+    can have them.
+    """
+
+    tokens: ViewArray
+    """``[ranks * max_tokens_per_rank, hidden]`` in the plan's format, 128-byte aligned."""
+    scales: ViewArray | None
+    """``[ranks * max_tokens_per_rank, hidden / group]``, scales of each row, f32 in ``fp8``; ``None`` for
+    BF16, and with ``transposed_scales``, which are an output of the dispatch."""
+    row_scales: ViewArray | None
+    """BF16 ``[ranks * max_tokens_per_rank]``, ``nvfp4-row`` only."""
+
+    def __init__(self, communicator: Rank) -> None:
+        """Made by :meth:`ferry_ep.Communicator.view` alone."""
+        native = communicator._native
+        tokens, scales, row_scales = native._view()
+        self._communicator = communicator
+        #: Dispatches and combines until now: with the next one of either it ends.
+        self._counts = native._counts()
+        self.tokens = ViewArray(self, *tokens)
+        self.scales = None if scales is None else ViewArray(self, *scales)
+        self.row_scales = None if row_scales is None else ViewArray(self, *row_scales)
+
+    @property
+    def communicator(self) -> Rank:
+        """Communicator whose window this is."""
+        return self._communicator
+
+    @property
+    def row_stride(self) -> int:
+        """Bytes from one row to the next."""
+        return self._communicator.plan.view_row_stride
+
+    def __repr__(self) -> str:
+        return f"<ferry_ep.View of rank {self._communicator.rank}: {self.tokens!r}>"
+
+    def _require(self) -> None:
+        native = self._communicator._native
+        if native.closed:
+            raise ClosedError(f"the view has ended: rank {native.rank}'s communicator was closed")
+        if native._counts() != self._counts:
+            raise OrderError(f"the view has ended: rank {native.rank} has combined its round")

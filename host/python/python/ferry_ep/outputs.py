@@ -1,0 +1,98 @@
+"""Outputs of a dispatch and of a fused SiLU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+__all__ = ["DispatchOutput", "SiluOutput", "TensorLayout"]
+
+
+class TensorLayout(NamedTuple):
+    """An output of a dispatch that is not allocated: :meth:`ferry_ep.Plan.output_layout`."""
+
+    name: str
+    """Field of :class:`ferry_ep.DispatchOutput`."""
+    data_type: str
+    """Type of the elements, as in :class:`ferry_ep.Tensor`."""
+    shape: list[int]
+    """Sizes in elements, without gaps."""
+    nbytes: int
+    """Bytes of all elements."""
+    align: int
+    """Alignment of the address that is needed, in bytes."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DispatchOutput:
+    """The tensors that a dispatch writes, of one rank. :meth:`ferry_ep.Communicator.outputs` makes them.
+
+    Tensors that the plan's format and ``receive`` layout do not have are ``None``. NumPy has no BF16, FP8 or
+    4-bit elements: arrays have their bits as ``uint16`` or ``uint8``, two 4-bit elements in a byte. torch's
+    ``row_offsets`` are ``int32``.
+
+    By expert, ``groups`` are the local experts, in order, after the shared expert if there is one. In layouts
+    that keep rows as they came there is a row for each source rank and token with an expert here: in views
+    and strided rows row ``source * max_tokens_per_rank + token``; compact rows follow each other by source
+    rank, then token. All others are rows without a token.
+    """
+
+    tokens: Any = None
+    """``[rows, hidden]`` in the plan's format. By expert: rows by expert, then source rank, then token.
+    Strided and compact: rows without a token are not written, or are zeros with ``clear_absent``. ``None`` in
+    a view, where rows stay in the window (:meth:`ferry_ep.Communicator.view`)."""
+    row_offsets: Any = None
+    """u32 ``[groups + 1]``, by expert only: first row of each group, and the end of the last. Rows behind it
+    are not written."""
+    expert_ids: Any = None
+    """i32 ``[groups]``, by expert only: ``0, 1, ..``."""
+    src_info: Any = None
+    """i32 ``[rows, 2]``. By expert: token of each row on its source rank, and its top-k slot there. Else:
+    source rank and token, -1 and -1 in rows without a token."""
+    ids: Any = None
+    """``[rows, top_k]`` of the type of ``topk_ids``, not by expert: the local expert of each top-k slot, from
+    0 on; -1 in slots of other ranks' experts, in slots that are not routed, and in rows without a token."""
+    weights: Any = None
+    """f32 ``[rows, top_k]``, not by expert: the router's weights where ``ids`` are not -1, 1 if the source
+    gave none; 0 in all other slots. A weight whose bits are all ones arrives as ``0xfffffffe``."""
+    source_rows: Any = None
+    """i32 ``[ranks]``, not by expert: number of rows from each source rank in these outputs."""
+    expert_rows: Any = None
+    """i32 ``[local_experts]``, not by expert: number of ``ids`` that name each local expert. A token that
+    lists an expert twice counts twice."""
+    scales: Any = None
+    """Scales in the layout of the plan's format; ``None`` for BF16, and in a view, where they follow each
+    row, unless they are transposed. ``fp8``: f32 ``[hidden / 128, rows]`` by expert and with
+    ``transposed_scales``, else ``[rows, hidden / 128]``; row-major: a byte a scale, ``[rows, hidden /
+    group]``; tiled: ``[scale_blocks, hidden / (4 * group), 32, 4, 4]``."""
+    scale_offsets: Any = None
+    """u32 ``[groups]``, tiled scales only: a row's block is ``row_offsets[group] // 128 +
+    scale_offsets[group] + row_of_group // 128``."""
+    row_scales: Any = None
+    """BF16 ``[rows]``, ``nvfp4-row`` only: what each row is multiplied with besides its scales. ``None`` in a
+    view, where it lies in each row."""
+    rows: int = 0
+    """Rows that fit."""
+    scale_blocks: int = 0
+    """Blocks of 128 rows of tiled scales that fit."""
+
+    def rows_of(self, group: int) -> slice:
+        """Returns the rows of ``group``, by expert only. Reads ``row_offsets``: waits for the device."""
+        return slice(int(self.row_offsets[group]), int(self.row_offsets[group + 1]))
+
+    def __repr__(self) -> str:
+        return f"<ferry_ep.DispatchOutput of {self.rows} rows, {type(self.src_info).__name__}>"
+
+
+#: Fields that are tensors.
+TENSORS = tuple(field.name for field in fields(DispatchOutput) if field.name not in ("rows", "scale_blocks"))
+
+
+@dataclass(eq=False)
+class SiluOutput:
+    """The tensors that a fused SiLU writes."""
+
+    rows: Any
+    """``[rows, columns]`` in the format."""
+    scales: Any = None
+    """Scales as dispatch writes them; ``None`` for BF16."""

@@ -1,0 +1,340 @@
+"""One rank of a communicator, without its calls: its state, its memory, its waits and its end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import _ferry
+from ._ferry import Fault, Group, Plan
+from .calls import Answers, Call
+from .errors import ArgumentError, FerryError, ThreadError
+from .memory import DeviceArray, View, _Memory
+from .outputs import DispatchOutput
+from .tensors import allocate, refuse
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Rank"]
+
+#: Kinds of groups whose ranks have no GPU: CPU arrays are copied in and out.
+SIMULATED = ("simulated",)
+
+
+class Rank:
+    """State, memory, waits and end of a :class:`ferry_ep.Communicator`."""
+
+    def __init__(self, group: Group, plan: Plan) -> None:
+        """Makes the communicator of this process's only rank. Collective. Synchronizes.
+
+        Raises :class:`ferry_ep.ArgumentError` if this process has several ranks: use
+        :class:`ferry_ep.Communicators`.
+        """
+        local = group.local_ranks
+        if len(local) != 1:
+            raise ArgumentError(
+                f"this process has the ranks {local}: Communicators(group, plan) makes all of them"
+            )
+        self._begin(group, _ferry.Communicator._create(group, plan)[0], [])
+
+    @classmethod
+    def _all(cls, group: Group, plan: Plan) -> list[Self]:
+        """Makes the communicators of all ranks of this process."""
+        peers: list[weakref.ref[Rank]] = []
+        made = []
+        for native in _ferry.Communicator._create(group, plan):
+            communicator = cls.__new__(cls)
+            communicator._begin(group, native, peers)
+            made.append(communicator)
+        return made
+
+    def _begin(self, group: Group, native: _ferry.Communicator, peers: list[weakref.ref[Rank]]) -> None:
+        self._group = group
+        self._native = native
+        self._copies = group.kind in SIMULATED
+        #: All ranks of this process, in the order of their numbers.
+        self._peers = peers
+        peers.append(weakref.ref(self))
+        #: Thread that made the last call; None before the first.
+        self._thread: int | None = None
+        #: Input faults that a call found while it waited.
+        self._faults: list[Fault] = []
+        #: Device memory for copies of CPU arrays, by argument.
+        self._staged: dict[str, DeviceArray] = {}
+        #: All device memory.
+        self._arrays: list[DeviceArray] = []
+        #: The combine whose wait comes next.
+        self._open: Call | None = None
+        #: Names of a dispatch's outputs, once they were asked for.
+        self._names: list[str] | None = None
+        #: Handle for torch's operators, once there is one.
+        self._torch_handle: int | None = None
+        #: Tokens of the last dispatch.
+        self._tokens = 0
+        #: Whether its ids were i64.
+        self._wide_ids = False
+        self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._native.rank
+
+    @property
+    def plan(self) -> Plan:
+        """Plan that it was made with."""
+        return self._native.plan
+
+    @property
+    def device(self) -> str:
+        """Device of this rank: ``"cuda:0"``, or ``"simulated"``."""
+        return self._native.device
+
+    @property
+    def max_sms(self) -> int | None:
+        """Most multiprocessors that its kernels occupy; ``None`` for all."""
+        return self._native.max_sms
+
+    @property
+    def round(self) -> str:
+        """State of the round: ``"idle"``, ``"dispatch sent"``, ``"dispatched"`` or ``"combine sent"``."""
+        return self._native.round
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._native.closed
+
+    # Memory
+
+    def outputs(
+        self, like: Any = None, capacity: int | str = "max", *, id_type: str = "i32"
+    ) -> DispatchOutput:
+        """Allocates the outputs of dispatches, not cleared.
+
+        ``like`` is an array in whose library and on whose device they are allocated; ``None`` for
+        :class:`ferry_ep.DeviceArray`. ``capacity`` is a number of rows, ``"max"`` (never too small) or
+        ``"distinct"`` (enough if the experts of each token differ). If more rows arrive, the first ones are
+        written, with an input fault. Views and strided rows have exactly ``plan.max_rows`` rows. ``id_type``,
+        ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the received
+        ``ids`` are, too: without effect by expert.
+
+        Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
+        """
+        rows, blocks = self.plan._capacity(capacity)
+        tensors: dict[str, Any] = {}
+        for name, data_type, shape, _, _ in self.plan.output_layout(capacity, id_type=id_type):
+            if like is None:
+                tensors[name] = self.empty(tuple(shape), data_type)
+            else:
+                tensors[name] = allocate(like, data_type, shape)
+        return DispatchOutput(**tensors, rows=rows, scale_blocks=blocks)
+
+    def view(self) -> View:
+        """Returns the received rows of the last dispatch, which stay in the library's window.
+
+        Reads no device memory. Not collective; does not synchronize. Raises :class:`ferry_ep.ArgumentError`
+        unless the plan's ``receive`` is ``"view"``, :class:`ferry_ep.OrderError` unless :meth:`dispatch` or
+        :meth:`dispatch_wait` was called last, and :class:`ferry_ep.PoisonedError`.
+        """
+        return View(self)
+
+    def combined(self, like: Any = None, *, tokens: int | None = None, data_type: str = "bf16") -> Any:
+        """Allocates the result of a combine, not cleared: ``[tokens, hidden]``.
+
+        ``tokens`` is by default ``max_tokens_per_rank``; ``like`` as in :meth:`outputs`; ``data_type`` is
+        ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
+        """
+        config = self.plan.config
+        shape = [config.max_tokens_per_rank if tokens is None else tokens, config.hidden]
+        if like is None:
+            return self.empty(tuple(shape), data_type)
+        return allocate(like, data_type, shape)
+
+    def empty(self, shape: tuple[int, ...], data_type: str) -> DeviceArray:
+        """Allocates memory of this rank's device, not cleared, which lives until :meth:`close`. Synchronizes.
+
+        ``data_type`` is ``"bf16"``, ``"f16"``, ``"f32"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"e4m3"``,
+        ``"e8m0"``, ``"e2m1"`` or ``"u8"``.
+        """
+        array = DeviceArray(self, data_type, tuple(shape))
+        self._arrays.append(array)
+        return array
+
+    # Waits, faults and the end
+
+    def synchronize(self, stream: Any = None) -> Fault | None:
+        """Waits for everything enqueued on ``stream``, and returns an input fault if there was one.
+
+        An input fault is a value and no exception: the round goes on, and so must this rank. Raises
+        :class:`ferry_ep.PeerTimeout` and other :class:`ferry_ep.FaultError` if a kernel gave up, which it
+        does at the latest when the deadline has passed; :class:`ferry_ep.PeerGaveUp` on a late rank.
+        """
+        self._thread = threading.get_ident()
+        call = Call(self, stream)
+        if self._copies and self._native.round in ("idle", "dispatched"):
+            call.copies = True
+            call.require_peers()
+        self._note(self._native._synchronize(call.stream))
+        return self._faults.pop(0) if self._faults else None
+
+    def check(self) -> Fault | None:
+        """Returns an input fault that was found so far, once. Does not wait.
+
+        Raises as :meth:`synchronize`.
+        """
+        self._note(self._native._check())
+        return self._faults.pop(0) if self._faults else None
+
+    def assume_no_graphs(self) -> None:
+        """Promises that all CUDA graphs with calls of this communicator are destroyed, so that it may close.
+
+        A graph that is launched after :meth:`close` writes memory that was freed.
+        """
+        self._native._assume_no_foreign_graphs()
+
+    def release_thread(self) -> None:
+        """Says that another thread makes the calls from now on, for the check of waits in one thread."""
+        self._thread = None
+
+    def close(self) -> None:
+        """Frees this rank's memory. Collective. Synchronizes. A second call does nothing.
+
+        Raises :class:`ferry_ep.OrderError` while a round is open and :class:`ferry_ep.InUseError` while
+        graphs have its calls: nothing was freed then.
+        """
+        if self._native.closed:
+            return
+        self._native._close()
+        self._end()
+
+    def _end(self) -> None:
+        """Frees the device memory of a communicator that was closed."""
+        self._staged.clear()
+        arrays, self._arrays = self._arrays, []
+        for array in arrays:
+            array._ended = True
+            self._native._free(array._address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except FerryError:
+            # The exception under way says more, and the round may never end.
+            if kind is None:
+                raise
+            self._native._drop()
+
+    def __repr__(self) -> str:
+        if self._native.closed:
+            return f"<ferry_ep.Communicator rank {self.rank}, closed>"
+        try:
+            state = self.round
+        except FerryError:
+            state = "in a call of another thread"
+        return f"<ferry_ep.Communicator rank {self.rank} of {self.plan.ranks} on {self.device}, {state}>"
+
+    # Helpers of calls
+
+    def _sending(
+        self, x: Any, topk_ids: Any, topk_weights: Any, input_scale: Any, tokens: Any, stream: Any
+    ) -> tuple[Call, _ferry.DispatchInput]:
+        """Begins a call that sends ``x``."""
+        call = Call(self, stream)
+        given = _ferry.DispatchInput(
+            call.take("x", x, "bf16"),
+            call.take("topk_ids", topk_ids, "i32"),
+            call.maybe("topk_weights", topk_weights, "f32"),
+            call.maybe("input_scale", input_scale, "f32"),
+            call.maybe("tokens_on_device", tokens, "u32"),
+        )
+        return call, given
+
+    def _sent(self, given: _ferry.DispatchInput) -> None:
+        """Notes a dispatch that was enqueued."""
+        self._tokens, self._wide_ids = given.tokens, given.wide_ids
+
+    def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
+        """Allocates outputs whose ids have the type of the call's."""
+        return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
+
+    def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
+        """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
+        config = self.plan.config
+
+        def made(shape: list[int], data_type: str) -> Any:
+            if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):
+                return self.empty(tuple(shape), data_type)
+            return allocate(given.expert_rows, data_type, shape)
+
+        if weights is None and given.received_weights is not None:
+            weights = made([self._tokens, config.top_k], "f32")
+        if out is None:
+            shape = [self._tokens, config.hidden]
+            if config.combine == "exact" and given.topk_weights is None and not config.skip_a2a:
+                shape.insert(1, config.top_k)
+            out = made(shape, data_type)
+        return out, weights
+
+    def _stream(self, stream: Any) -> int:
+        """Returns the handle of a stream."""
+        if stream is None:
+            torch = sys.modules.get("torch")
+            if self._stream_index is None or torch is None or not torch.cuda.is_initialized():
+                return 0
+            return int(torch._C._cuda_getCurrentRawStream(self._stream_index))
+        if isinstance(stream, int):
+            return stream
+        for name in ("cuda_stream", "ptr", "handle"):
+            handle = getattr(stream, name, None)
+            if handle is not None:
+                return int(handle)
+        raise ArgumentError(f"stream is {stream!r}, but it is a stream of torch or CuPy, or a handle")
+
+    def _output_names(self) -> list[str]:
+        """Returns the names of a dispatch's outputs, in order."""
+        if self._names is None:
+            self._names = [name for name, *_ in self.plan._output_layout(*self.plan._capacity("max"))]
+        return self._names
+
+    def _torch_stream(self, tensor: Any) -> int:
+        """Returns torch's current stream, for a tensor that must be on this rank's device."""
+        if tensor.get_device() != self._stream_index:
+            raise refuse("x", f"memory of {self.device}", f"memory of {tensor.device}")
+        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self._stream_index))
+
+    def _note(self, fault: Fault | None) -> None:
+        if fault is not None:
+            self._faults.append(fault)
+
+    def _require_peers(self, sent: int, returned: int) -> None:
+        """Raises if a call, which adds these to the counts, would wait for a rank of this thread."""
+        if len(self._peers) == 1 or self.plan.config.skip_a2a:
+            return
+        own_sent, own_returned = self._native._counts()
+        thread, is_alone = threading.get_ident(), threading.active_count() == 1
+        for reference in self._peers:
+            peer = reference()
+            if peer is None or peer is self or peer._native.closed:
+                continue
+            peer_sent, peer_returned = peer._native._counts()
+            has_come = peer_sent >= own_sent + sent and peer_returned >= own_returned + returned
+            is_here = peer._thread == thread or (peer._thread is None and is_alone)
+            if is_here and not has_come:
+                raise ThreadError(
+                    f"rank {self.rank} would wait for rank {peer.rank}, which this thread drives, too: use "
+                    "the calls of Communicators, which make a call on all ranks, or a thread for each rank"
+                )

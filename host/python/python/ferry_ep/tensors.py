@@ -1,0 +1,226 @@
+"""Arrays of other libraries as tensors: NumPy, torch, DLPack, ``__cuda_array_interface__``, addresses.
+
+No library is imported unless an array of it is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import sys
+from typing import Any, NamedTuple
+
+from ._ferry import Tensor
+from .errors import TensorError
+
+__all__ = ["Described", "allocate", "describe", "refuse"]
+
+#: Names of element types in other libraries.
+_TYPES = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float32": "f32",
+    "int32": "i32",
+    "int64": "i64",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
+    "float8_e4m3fn": "e4m3",
+    "float8_e8m0fnu": "e8m0",
+    "float4_e2m1fn_x2": "e2m1",
+}
+#: Types of NumPy and of torch for elements that Ferry writes. Two 4-bit elements are a byte.
+_NUMPY = {
+    "bf16": "uint16",
+    "f16": "float16",
+    "f32": "float32",
+    "e4m3": "uint8",
+    "e8m0": "uint8",
+    "e2m1": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+    "u32": "uint32",
+}
+_TORCH = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "e4m3": "float8_e4m3fn",
+    "e8m0": "uint8",
+    "e2m1": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+    "u32": "int32",
+}
+
+
+class Described(NamedTuple):
+    """An array: where it is, and what."""
+
+    address: int
+    data_type: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    #: ``"cpu"``, ``"cuda:1"``, or ``"rank"`` for an address of the rank's own device.
+    device: str
+    owner: Any
+
+    def tensor(self, address: int | None = None) -> Tensor:
+        """Returns it as a tensor, at another address if one is given."""
+        at = self.address if address is None else address
+        return Tensor(at, self.data_type, self.shape, self.strides, owner=self.owner)
+
+
+def refuse(name: str, wanted: str, given: str) -> TensorError:
+    """Returns the error of a tensor that does not fit."""
+    return TensorError(f"tensor {name}: wanted {wanted}, given {given}", name, wanted, given)
+
+
+def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> Described:
+    """Describes the argument ``name``, whose elements are to be ``wanted``.
+
+    Raises :class:`TensorError` for an object that is no array, and for elements without a name here; shapes
+    and all else is checked by the call.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if isinstance(value, Tensor):
+        found = Described(
+            value.address, value.data_type, tuple(value.shape), tuple(value.strides), "rank", value
+        )
+    elif torch is not None and isinstance(value, torch.Tensor):
+        found = _of_torch(name, value, wanted)
+    elif numpy is not None and isinstance(value, numpy.ndarray):
+        if written and not value.flags.writeable:
+            raise refuse(name, "memory that can be written", "a read-only array")
+        found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
+    elif hasattr(value, "_ferry_tensor"):
+        found = describe(name, value._ferry_tensor(), wanted)
+    elif hasattr(value, "__cuda_array_interface__"):
+        interface = value.__cuda_array_interface__
+        kind = _type_of_typestr(str(interface["typestr"]))
+        kind = str(getattr(getattr(value, "dtype", None), "name", kind))
+        device = getattr(getattr(value, "device", None), "id", 0)
+        found = _of_interface(name, value, interface, kind, wanted, f"cuda:{device}")
+    elif hasattr(value, "__dlpack__"):
+        found = _of_dlpack(name, value, wanted)
+    else:
+        raise refuse(name, f"a tensor of {wanted}", f"{type(value).__name__}")
+    return _as(found, wanted)
+
+
+def allocate(like: Any, data_type: str, shape: list[int]) -> Any:
+    """Allocates an array in the library, and on the device, of ``like``; not cleared."""
+    if data_type == "e2m1":
+        shape = [*shape[:-1], shape[-1] // 2]
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.empty(shape, dtype=getattr(torch, _TORCH[data_type]), device=like.device)
+    module = type(like).__module__.partition(".")[0]
+    if module == "cupy":
+        return sys.modules["cupy"].empty(shape, dtype=_NUMPY[data_type])
+    import numpy
+
+    return numpy.empty(shape, dtype=_NUMPY[data_type])
+
+
+def _as(found: Described, wanted: str) -> Described:
+    """Takes bits of the same size for ``wanted``, as libraries have no better name for them."""
+    given = found.data_type
+    if wanted == "u32" and given == "i32":
+        return found._replace(data_type="u32")
+    if wanted == "e2m1" and given == "u8":
+        shape, strides = found.shape, found.strides
+        if shape and (len(strides) < 2 or strides[-1] == 1):
+            last = (*(2 * stride for stride in strides[:-1]), 1)
+            return found._replace(data_type="e2m1", shape=(*shape[:-1], 2 * shape[-1]), strides=last)
+    return found
+
+
+def _name_of(name: str, given: str, wanted: str) -> str:
+    data_type = _TYPES.get(given)
+    if data_type is None:
+        raise refuse(name, f"elements of {wanted}", given)
+    return data_type
+
+
+def _of_torch(name: str, value: Any, wanted: str) -> Described:
+    data_type = _name_of(name, str(value.dtype).removeprefix("torch."), wanted)
+    device = value.device
+    if device.type not in ("cpu", "cuda"):
+        raise refuse(name, "memory of the CPU or of a GPU", f"a tensor on {device}")
+    place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+    found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
+    if data_type != "e2m1":
+        return found
+    # torch counts pairs.
+    pairs = found._replace(data_type="u8")
+    return _as(pairs, "e2m1")
+
+
+def _of_interface(
+    name: str, value: Any, interface: dict[str, Any], kind: str, wanted: str, device: str
+) -> Described:
+    data_type = _name_of(name, kind, wanted)
+    shape = tuple(int(size) for size in interface["shape"])
+    itemsize = int(getattr(value, "itemsize", 0)) or int(str(interface["typestr"])[2:])
+    strides = interface.get("strides")
+    if strides is None:
+        strides = _dense(shape)
+    else:
+        if any(stride < 0 or stride % itemsize for stride in strides):
+            given = f"strides of {tuple(strides)} bytes"
+            raise refuse(name, "strides that are multiples of an element: make it contiguous", given)
+        strides = tuple(stride // itemsize for stride in strides)
+    return Described(int(interface["data"][0]), data_type, shape, strides, device, value)
+
+
+def _type_of_typestr(typestr: str) -> str:
+    kinds = {"f": "float", "i": "int", "u": "uint"}
+    kind = kinds.get(typestr[1:2])
+    return f"{kind}{8 * int(typestr[2:])}" if kind else typestr
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+#: ``DLTensor`` of dlpack.h, version 1.0: data, device type and number, dimensions, type (code, bits, lanes),
+#: addresses of shape and strides, offset.
+_DL_TENSOR = struct.Struct("@PiiiBBHPPQ")
+
+#: Types by code and bits of dlpack.h.
+_DLPACK = {
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (1, 16): "uint16",
+    (1, 32): "uint32",
+    (2, 16): "float16",
+    (2, 32): "float32",
+    (4, 16): "bfloat16",
+    (10, 8): "float8_e4m3fn",
+    (14, 8): "float8_e8m0fnu",
+}
+
+
+def _of_dlpack(name: str, value: Any, wanted: str) -> Described:
+    capsule = value.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # The capsule is not consumed: as long as it lives, so does the memory.
+    fields = _DL_TENSOR.unpack(ctypes.string_at(pointer(capsule, b"dltensor"), _DL_TENSOR.size))
+    data, device_type, device_id, ndim, code, bits, _, shape_at, strides_at, offset = fields
+    data_type = _name_of(name, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
+    shape = _numbers(shape_at, ndim)
+    strides = _numbers(strides_at, ndim) if strides_at else _dense(shape)
+    # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
+    places = {1: "cpu", 2: f"cuda:{device_id}", 3: "cpu", 13: f"cuda:{device_id}"}
+    place = places.get(device_type)
+    if place is None:
+        raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {device_type}")
+    return Described(data + offset, data_type, shape, strides, place, capsule)
+
+
+def _numbers(address: int, count: int) -> tuple[int, ...]:
+    return struct.unpack(f"@{count}q", ctypes.string_at(address, 8 * count))

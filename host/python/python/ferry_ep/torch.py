@@ -1,0 +1,327 @@
+"""Dispatch and combine as operators of torch, and an MoE layer on them.
+
+The operators are ``torch.ops.ferry.dispatch`` and ``torch.ops.ferry.combine``. They write tensors that the
+caller gives, say so in their schemas, and have fake implementations: ``torch.compile(fullgraph=True)`` takes
+them. :class:`Exchange` allocates the tensors and calls them. Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from .communicator import Communicator
+from .errors import ArgumentError, ClosedError
+from .outputs import DispatchOutput
+from .tensors import _TORCH, refuse
+
+__all__ = ["Exchange", "MoE", "register"]
+
+#: Communicators by their handles, the numbers that operators take.
+_communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+
+def register(communicator: Communicator) -> int:
+    """Returns the handle of a communicator for the operators, the same in every call.
+
+    The handle does not keep the communicator alive; an :class:`Exchange` does.
+    """
+    handle = communicator._torch_handle
+    if handle is None:
+        handle = next(_handles)
+        communicator._torch_handle = handle
+        _communicators[handle] = communicator
+    return handle
+
+
+def _communicator(handle: int) -> Communicator:
+    found = _communicators.get(handle)
+    if found is None:
+        raise ClosedError(f"communicator is {handle}, but there is none with this handle any more")
+    return found
+
+
+_library = torch.library.Library("ferry", "DEF")
+_library.define(
+    "dispatch(int communicator, Tensor(a!) state, Tensor x, Tensor topk_ids, Tensor? topk_weights, "
+    "Tensor(b!)[] outputs) -> ()"
+)
+_library.define(
+    "combine(int communicator, Tensor(a!) state, Tensor expert_rows, Tensor? topk_weights, "
+    "Tensor(b!) combined) -> ()"
+)
+_library.define("grouped_mm(Tensor rows, Tensor weights, Tensor ends) -> Tensor")
+
+
+def _dispatch(
+    handle: int,
+    state: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor | None,
+    outputs: list[Tensor],
+) -> None:
+    communicator = _communicator(handle)
+    blocks, names = 0, communicator._output_names()
+    rows = outputs[names.index("src_info")].shape[0]
+    if "scale_offsets" in names:
+        blocks = outputs[names.index("scales")].shape[0]
+    if communicator._copies or not x.is_cuda:
+        out = DispatchOutput(**dict(zip(names, outputs, strict=True)), rows=rows, scale_blocks=blocks)
+        communicator.dispatch(x, topk_ids, topk_weights, out=out)
+        return
+    config = communicator.plan.config
+    tokens = x.shape[0]
+    _require("x", x, torch.bfloat16, (tokens, config.hidden), is_strided=True)
+    wide_ids = topk_ids.dtype == torch.int64
+    _require("topk_ids", topk_ids, torch.int64 if wide_ids else torch.int32, (tokens, config.top_k))
+    weights = 0
+    if topk_weights is not None:
+        _require("topk_weights", topk_weights, torch.float32, (tokens, config.top_k))
+        weights = topk_weights.data_ptr()
+    communicator._native._dispatch_at(
+        communicator._torch_stream(x),
+        tokens,
+        x.data_ptr(),
+        x.stride(0),
+        topk_ids.data_ptr(),
+        wide_ids,
+        weights,
+        rows,
+        blocks,
+        [output.data_ptr() for output in outputs],
+    )
+    communicator._tokens, communicator._wide_ids = tokens, wide_ids
+    _retain(communicator)
+
+
+def _combine(
+    handle: int, state: Tensor, expert_rows: Tensor, topk_weights: Tensor | None, combined: Tensor
+) -> None:
+    communicator = _communicator(handle)
+    if communicator._copies or not expert_rows.is_cuda:
+        communicator.combine(expert_rows, topk_weights=topk_weights, out=combined)
+        return
+    config = communicator.plan.config
+    rows, tokens = expert_rows.shape[0], combined.shape[0]
+    _require("expert_rows", expert_rows, torch.bfloat16, (rows, config.hidden))
+    _require("combined", combined, torch.bfloat16, (*combined.shape[:-1], config.hidden))
+    weights = 0
+    if topk_weights is not None:
+        _require("topk_weights", topk_weights, torch.float32, (tokens, config.top_k))
+        weights = topk_weights.data_ptr()
+    communicator._native._combine_at(
+        communicator._torch_stream(expert_rows),
+        tokens,
+        rows,
+        expert_rows.data_ptr(),
+        weights,
+        combined.data_ptr(),
+    )
+    _retain(communicator)
+
+
+def _grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiplies the rows of each group by its matrix; rows behind the last group are zero."""
+    product = rows.new_zeros(rows.shape[0], weights.shape[2])
+    begin = 0
+    for matrix, end in zip(weights, ends.tolist(), strict=True):
+        product[begin:end] = rows[begin:end] @ matrix
+        begin = end
+    return product
+
+
+def _require(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], *, is_strided: bool = False
+) -> None:
+    """Checks the argument ``name`` of an operator."""
+    if tensor.dtype != dtype:
+        raise refuse(name, f"elements of {dtype}", f"{tensor.dtype}")
+    if tuple(tensor.shape) != shape:
+        raise refuse(name, f"shape {list(shape)}", f"{list(tensor.shape)}")
+    if not (tensor.is_contiguous() or (is_strided and tensor.stride(1) == 1)):
+        raise refuse(name, "no gaps: make it contiguous", f"strides {tensor.stride()}")
+
+
+def _retain(communicator: Communicator) -> None:
+    """Lets the graph that is captured, if any, keep the communicator alive, if this torch can."""
+    if torch.cuda.is_current_stream_capturing():
+        of_graph = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
+        graph = None if of_graph is None else of_graph()
+        if graph is not None and hasattr(graph, "retain_object"):
+            graph.retain_object(communicator)
+
+
+_library.impl("dispatch", _dispatch, "CompositeExplicitAutograd")
+_library.impl("combine", _combine, "CompositeExplicitAutograd")
+_library.impl("grouped_mm", _grouped_mm, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("ferry::dispatch", lib=_library)
+def _(
+    handle: int,
+    state: Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor | None,
+    outputs: list[Tensor],
+) -> None:
+    return None
+
+
+@torch.library.register_fake("ferry::combine", lib=_library)
+def _(handle: int, state: Tensor, expert_rows: Tensor, topk_weights: Tensor | None, combined: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("ferry::grouped_mm", lib=_library)
+def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weights.shape[2])
+
+
+class Exchange:
+    """Dispatch and combine of one communicator with torch's tensors, in eager mode, in graphs, and compiled.
+
+    Outputs have static shapes: those of ``capacity`` (:meth:`ferry_ep.Communicator.outputs`). Calls are made
+    on the current stream. On a GPU they only enqueue; with a simulated group tensors are on the CPU, and a
+    call waits for its peers.
+
+    Rows of a view (``Config.receive``) stay in the window: :meth:`ferry_ep.Communicator.view` of
+    ``communicator`` has them, outside of what is compiled.
+
+    There is no backward pass: tensors that require a gradient are refused while gradients are recorded.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        capacity: int | str = "max",
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Raises :class:`ferry_ep.CapacityError`, and :class:`ferry_ep.ArgumentError` if the plan has
+        ``combine_weights``. ``device`` is by default the communicator's.
+        """
+        place = communicator.device if device is None else device
+        self.device = torch.device("cpu" if communicator._copies else place)
+        self.communicator = communicator
+        self.handle = register(communicator)
+        config = communicator.plan.config
+        if config.combine_weights:
+            raise ArgumentError("combine_weights is true, but the operators return no weights")
+        self.hidden, self.top_k = config.hidden, config.top_k
+        self.is_exact = config.combine == "exact"
+        rows, self._blocks = communicator.plan._capacity(capacity)
+        #: Name, type and shape of each output; received ids have the type of those that are sent.
+        self._layout: list[tuple[str, torch.dtype, list[int]]] = []
+        for name, data_type, shape, _, _ in communicator.plan._output_layout(rows, self._blocks):
+            if data_type == "e2m1":
+                shape = [*shape[:-1], shape[-1] // 2]
+            self._layout.append((name, getattr(torch, _TORCH[data_type]), shape))
+        self._rows = rows
+        #: Written by both operators, so that they stay in order, and are not dropped as without effect.
+        self._state = torch.empty(0, device=self.device)
+
+    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None) -> DispatchOutput:
+        """Makes :meth:`ferry_ep.Communicator.dispatch` on the current stream. Collective.
+
+        ``x``: bfloat16 ``[tokens, hidden]``; ``topk_ids``: int32 or int64 ``[tokens, top_k]``;
+        ``topk_weights``: float32 ``[tokens, top_k]``. Errors are those of that call.
+        """
+        _refuse_gradients(x, topk_weights)
+        tensors = [
+            torch.empty(shape, dtype=topk_ids.dtype if name == "ids" else dtype, device=self.device)
+            for name, dtype, shape in self._layout
+        ]
+        torch.ops.ferry.dispatch(self.handle, self._state, x, topk_ids, topk_weights, tensors)
+        named = {self._layout[at][0]: tensor for at, tensor in enumerate(tensors)}
+        return DispatchOutput(**named, rows=self._rows, scale_blocks=self._blocks)
+
+    def combine(self, expert_rows: Tensor, tokens: int, topk_weights: Tensor | None = None) -> Tensor:
+        """Makes :meth:`ferry_ep.Communicator.combine` of a round with ``tokens`` tokens. Collective.
+
+        ``expert_rows``: bfloat16 ``[rows, hidden]``; ``topk_weights``: float32 ``[tokens, top_k]``, exact
+        mode only. Returns bfloat16 ``[tokens, hidden]``, or the rows apart. Errors are those of that call.
+        """
+        _refuse_gradients(expert_rows, topk_weights)
+        shape = [tokens, self.hidden]
+        if self.is_exact and topk_weights is None:
+            shape = [tokens, self.top_k, self.hidden]
+        combined = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        torch.ops.ferry.combine(self.handle, self._state, expert_rows, topk_weights, combined)
+        return combined
+
+
+def _refuse_gradients(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                raise ArgumentError("a tensor requires a gradient, and there is no backward pass")
+
+
+class MoE(nn.Module):
+    """A mixture-of-experts layer whose experts are divided between the ranks: router, dispatch, two grouped
+    matrix multiplications with SiLU between them, combine. BF16, without a backward pass.
+
+    ``router`` is ``[experts, hidden]``, the same on all ranks. ``gates_and_ups``, ``[local_experts, hidden,
+    2 * intermediate]``, and ``downs``, ``[local_experts, intermediate, hidden]``, are those of this rank's
+    experts, from ``plan.first_expert(rank)`` on.
+    """
+
+    def __init__(self, exchange: Exchange, intermediate: int, *, renormalize: bool = True) -> None:
+        """Makes a layer with weights that are not set. ``renormalize`` lets a token's weights sum to 1.
+
+        Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert.
+        """
+        super().__init__()
+        plan = exchange.communicator.plan
+        config = plan.config
+        if config.format != "bf16":
+            raise ArgumentError(f"format is {config.format}, but this layer multiplies BF16")
+        if config.receive != "by-expert":
+            raise ArgumentError(f"receive is {config.receive}, but this layer multiplies rows by expert")
+        self.exchange = exchange
+        self.top_k = config.top_k
+        self.renormalize = renormalize
+        experts, hidden = plan.local_experts, config.hidden
+        options = {"dtype": torch.bfloat16, "device": exchange.device}
+
+        def weights(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, **options), requires_grad=False)
+
+        self.router = weights(config.experts, hidden)
+        self.gates_and_ups = weights(experts, hidden, 2 * intermediate)
+        self.downs = weights(experts, intermediate, hidden)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the experts of each token, int32, and their weights, float32, both ``[tokens, top_k]``."""
+        scores = torch.softmax(x.float() @ self.router.float().T, dim=-1)
+        topk_weights, topk_ids = torch.topk(scores, self.top_k, dim=-1)
+        if self.renormalize:
+            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+        return topk_ids.to(torch.int32), topk_weights.contiguous()
+
+    def experts(self, rows: Tensor, row_offsets: Tensor) -> Tensor:
+        """Returns the outputs of this rank's experts, bfloat16 ``[rows, hidden]``. Not collective."""
+        ends = row_offsets[1:]
+        gates, ups = self._multiply(rows, self.gates_and_ups, ends).chunk(2, dim=-1)
+        inner = (nn.functional.silu(gates.float()) * ups.float()).to(torch.bfloat16)
+        return self._multiply(inner, self.downs, ends)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the layer's output, bfloat16 ``[tokens, hidden]``, for ``x`` of that shape. Collective."""
+        topk_ids, topk_weights = self.route(x)
+        received = self.exchange.dispatch(x, topk_ids, topk_weights)
+        answers = self.experts(received.tokens, received.row_offsets)
+        given = topk_weights if self.exchange.is_exact else None
+        return self.exchange.combine(answers, x.shape[0], given)
+
+    @staticmethod
+    def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        if rows.is_cuda:
+            return torch._grouped_mm(rows, weights, offs=ends)
+        return torch.ops.ferry.grouped_mm(rows, weights, ends)

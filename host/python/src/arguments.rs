@@ -1,0 +1,202 @@
+//! Checked arguments of dispatch and combine.
+
+use ferry::{Capacity, CombineEpilogue, CombineSteps, DataType, DevicePtr, DispatchTensors};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors;
+use crate::outputs;
+use crate::plan::Plan;
+use crate::tensor::{Tensor, optional};
+
+/// Objects that keep the memory of arguments alive.
+type Kept = Vec<Py<Tensor>>;
+
+/// A rank's inputs of a dispatch.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct DispatchInput {
+    pub(crate) input: ferry::DispatchInput,
+    _kept: Kept,
+}
+
+#[pymethods]
+impl DispatchInput {
+    #[new]
+    #[pyo3(signature = (x, topk_ids, topk_weights=None, input_scale=None, tokens_on_device=None))]
+    fn new(
+        x: &Bound<'_, Tensor>,
+        topk_ids: &Bound<'_, Tensor>,
+        topk_weights: Option<&Bound<'_, Tensor>>,
+        input_scale: Option<&Bound<'_, Tensor>>,
+        tokens_on_device: Option<&Bound<'_, Tensor>>,
+    ) -> PyResult<Self> {
+        let input = ferry::DispatchInput {
+            topk_weights: optional(topk_weights, "topk_weights")?,
+            input_scale: optional(input_scale, "input_scale")?,
+            tokens_on_device: optional(tokens_on_device, "tokens_on_device")?,
+            ..ferry::DispatchInput::new(x.get().of("x")?, topk_ids.get().of("topk_ids")?)
+        };
+        let rest = [topk_weights, input_scale, tokens_on_device];
+        Ok(Self {
+            input,
+            _kept: keep([Some(x), Some(topk_ids)].into_iter().chain(rest)),
+        })
+    }
+
+    #[getter]
+    fn tokens(&self) -> usize {
+        self.input.x.dims[0]
+    }
+
+    #[getter]
+    fn wide_ids(&self) -> bool {
+        self.input.topk_ids.data_type == DataType::I64
+    }
+}
+
+/// A rank's outputs of a dispatch.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct DispatchOutput {
+    pub(crate) output: ferry::DispatchOutput,
+    _kept: Kept,
+}
+
+#[pymethods]
+impl DispatchOutput {
+    /// `tensors` has a tensor for each layout of `Plan._output_layout`, by name.
+    #[new]
+    fn new(
+        plan: &Plan,
+        rows: usize,
+        scale_blocks: usize,
+        wide_ids: bool,
+        tensors: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let mut at = DispatchTensors {
+            tokens: None,
+            scales: None,
+            scale_offsets: None,
+            row_scales: None,
+            row_offsets: None,
+            expert_ids: None,
+            src_info: DevicePtr::NULL,
+            ids: None,
+            weights: None,
+            source_rows: None,
+            expert_rows: None,
+        };
+        let mut kept = Vec::new();
+        for (name, tensor) in tensors {
+            let name: String = name.extract()?;
+            let tensor = tensor.cast_into::<Tensor>()?;
+            if !outputs::set(&mut at, &name, tensor.get().memory()) {
+                let text = format!("a dispatch has no output {name:?}");
+                return Err(errors::raise("ArgumentError", text));
+            }
+            kept.push(tensor.unbind());
+        }
+        let capacity = Capacity {
+            rows,
+            scale_blocks,
+            wide_ids,
+        };
+        let output = ferry::DispatchOutput::from_addresses(&plan.plan, capacity, &at);
+        Ok(Self {
+            output: output.map_err(errors::from)?,
+            _kept: kept,
+        })
+    }
+}
+
+/// A rank's inputs of a combine.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct CombineInput {
+    pub(crate) input: ferry::CombineInput,
+    _kept: Kept,
+}
+
+/// A tensor that may be missing.
+type Maybe<'a, 'py> = Option<&'a Bound<'py, Tensor>>;
+
+#[pymethods]
+impl CombineInput {
+    /// `steps` are `row_scales`, `bias`, `bias2` and `residual`.
+    #[new]
+    fn new(
+        expert_rows: &Bound<'_, Tensor>,
+        topk_weights: Option<&Bound<'_, Tensor>>,
+        row_weights: Option<&Bound<'_, Tensor>>,
+        steps: [Option<Bound<'_, Tensor>>; 4],
+        initial: [Option<Bound<'_, Tensor>>; 2],
+        received_weights: Option<&Bound<'_, Tensor>>,
+    ) -> PyResult<Self> {
+        let [row_scales, bias, bias2, residual] = steps.each_ref().map(Option::as_ref);
+        let initial: [Maybe<'_, '_>; 2] = initial.each_ref().map(Option::as_ref);
+        let steps = CombineSteps {
+            row_scales: optional(row_scales, "row_scales")?,
+            biases: [optional(bias, "bias")?, optional(bias2, "bias2")?],
+            residual: optional(residual, "residual")?,
+        };
+        let epilogue = if steps == CombineSteps::default() {
+            CombineEpilogue::None
+        } else {
+            CombineEpilogue::Steps(steps)
+        };
+        let input = ferry::CombineInput {
+            topk_weights: optional(topk_weights, "topk_weights")?,
+            row_weights: optional(row_weights, "row_weights")?,
+            initial: [
+                optional(initial[0], "initial[0]")?,
+                optional(initial[1], "initial[1]")?,
+            ],
+            received_weights: optional(received_weights, "received_weights")?,
+            epilogue,
+            ..ferry::CombineInput::new(expert_rows.get().of("expert_rows")?)
+        };
+        let of_rows = [
+            Some(expert_rows),
+            topk_weights,
+            row_weights,
+            received_weights,
+        ];
+        let of_tokens = [row_scales, bias, bias2, residual, initial[0], initial[1]];
+        Ok(Self {
+            input,
+            _kept: keep(of_rows.into_iter().chain(of_tokens)),
+        })
+    }
+}
+
+/// A rank's output of a combine: sums of two dimensions, with weights that come back or without, or rows
+/// apart of three.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct CombineOutput {
+    pub(crate) output: ferry::CombineOutput,
+    _kept: Kept,
+}
+
+#[pymethods]
+impl CombineOutput {
+    #[new]
+    #[pyo3(signature = (combined, weights=None))]
+    fn new(combined: &Bound<'_, Tensor>, weights: Option<&Bound<'_, Tensor>>) -> PyResult<Self> {
+        let tensor = combined.get();
+        let output = match (weights, tensor.rank()) {
+            (Some(weights), _) => ferry::CombineOutput::Weighted {
+                combined: tensor.of("combined")?,
+                weights: weights.get().of("weights")?,
+            },
+            (None, 3) => ferry::CombineOutput::Apart(tensor.of("combined")?),
+            (None, _) => ferry::CombineOutput::Summed(tensor.of("combined")?),
+        };
+        Ok(Self {
+            output,
+            _kept: keep([Some(combined), weights]),
+        })
+    }
+}
+
+fn keep<'a, 'py: 'a>(given: impl IntoIterator<Item = Option<&'a Bound<'py, Tensor>>>) -> Kept {
+    let given = given.into_iter().flatten();
+    given.map(|tensor| tensor.clone().unbind()).collect()
+}

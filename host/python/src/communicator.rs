@@ -1,0 +1,351 @@
+//! Communicators.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+use ferry::{Device, DevicePtr, Rank, Round, Stream, Tensor};
+use pyo3::prelude::*;
+
+use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+use crate::errors;
+use crate::fault::Fault;
+use crate::group::{Group, device_name};
+use crate::plan::Plan;
+use crate::process::Own;
+
+/// One rank's end.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct Communicator {
+    inner: Own<Inner>,
+    #[pyo3(get)]
+    rank: u32,
+    #[pyo3(get)]
+    pub(crate) plan: Py<Plan>,
+    #[pyo3(get)]
+    max_sms: Option<u32>,
+    /// Kind and number of its device: "simulated", "cuda:1".
+    #[pyo3(get)]
+    device: String,
+}
+
+struct Inner {
+    /// `None` after it was closed.
+    slot: Mutex<Option<ferry::Communicator>>,
+    device: Arc<dyn Device>,
+    /// Numbers of dispatches and combines that were enqueued, whole or by their first half.
+    sent: AtomicU64,
+    returned: AtomicU64,
+    /// Whether the slot is empty, for those who do not wait for its lock.
+    closed: AtomicBool,
+}
+
+#[pymethods]
+impl Communicator {
+    /// Makes the communicators of this process's ranks.
+    #[staticmethod]
+    fn _create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
+        let (group, checked) = (group.open()?, plan.get().plan);
+        let made = py.detach(|| ferry::Communicator::new(group, &checked));
+        let ranks = made.map_err(errors::from)?.into_iter();
+        let one = |communicator: ferry::Communicator| {
+            let rank = communicator.rank();
+            let device = communicator.device().clone();
+            Self {
+                rank: rank.0,
+                plan: plan.clone_ref(py),
+                max_sms: communicator.max_sms(),
+                device: device_name(group, rank),
+                inner: Own::new(Inner {
+                    slot: Mutex::new(Some(communicator)),
+                    device,
+                    sent: AtomicU64::new(0),
+                    returned: AtomicU64::new(0),
+                    closed: AtomicBool::new(false),
+                }),
+            }
+        };
+        Ok(ranks.map(one).collect())
+    }
+
+    #[getter]
+    fn round(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let round = self.call(py, |communicator| Ok(communicator.round()))?;
+        Ok(match round {
+            Round::Idle => "idle",
+            Round::DispatchSent => "dispatch sent",
+            Round::Dispatched => "dispatched",
+            Round::CombineSent => "combine sent",
+        })
+    }
+
+    #[getter]
+    fn closed(&self) -> PyResult<bool> {
+        Ok(self
+            .inner
+            .get("communicator")?
+            .closed
+            .load(Ordering::Relaxed))
+    }
+
+    fn _dispatch(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: &DispatchInput,
+        output: &DispatchOutput,
+    ) -> PyResult<()> {
+        let (stream, input, output) = (handle(stream), &input.input, &output.output);
+        self.call(py, |communicator| {
+            communicator.dispatch(stream, input, output)
+        })?;
+        self.has_sent()
+    }
+
+    fn _dispatch_async(&self, py: Python<'_>, stream: u64, input: &DispatchInput) -> PyResult<()> {
+        let (stream, input) = (handle(stream), &input.input);
+        self.call(py, |communicator| {
+            communicator.dispatch_async(stream, input)
+        })?;
+        self.has_sent()
+    }
+
+    fn _dispatch_wait(&self, py: Python<'_>, stream: u64, output: &DispatchOutput) -> PyResult<()> {
+        let (stream, output) = (handle(stream), &output.output);
+        self.call(py, |communicator| {
+            communicator.dispatch_wait(stream, output)
+        })
+    }
+
+    fn _combine(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> PyResult<()> {
+        let (stream, input, output) = (handle(stream), &input.input, &output.output);
+        self.call(py, |communicator| {
+            communicator.combine(stream, input, output)
+        })?;
+        self.has_returned()
+    }
+
+    fn _combine_async(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        input: &CombineInput,
+        output: &CombineOutput,
+    ) -> PyResult<()> {
+        let (stream, input, output) = (handle(stream), &input.input, &output.output);
+        self.call(py, |communicator| {
+            communicator.combine_async(stream, input, output)
+        })?;
+        self.has_returned()
+    }
+
+    fn _combine_wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let stream = handle(stream);
+        self.call(py, |communicator| communicator.combine_wait(stream))
+    }
+
+    /// The rows of a view: tokens, scales and row scales.
+    fn _view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
+        let view = self.call(py, |communicator| communicator.view())?;
+        let scales = view.scales.as_ref().map(strided);
+        let row_scales = view.row_scales.as_ref().map(strided);
+        Ok((strided(&view.tokens), scales, row_scales))
+    }
+
+    /// Numbers of dispatches and of combines that were enqueued.
+    fn _counts(&self) -> PyResult<(u64, u64)> {
+        let inner = self.inner.get("communicator")?;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Ok((of(&inner.sent), of(&inner.returned)))
+    }
+
+    fn _synchronize(&self, py: Python<'_>, stream: u64) -> PyResult<Option<Fault>> {
+        let stream = handle(stream);
+        let fault = self.call(py, |communicator| communicator.synchronize(stream))?;
+        Ok(fault.map(|fault| Fault(fault.0)))
+    }
+
+    fn _check(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
+        let fault = self.call(py, |communicator| communicator.check())?;
+        Ok(fault.map(|fault| Fault(fault.0)))
+    }
+
+    /// Closes it. After an error that leaves it open it can be used on.
+    fn _close(&self, py: Python<'_>) -> PyResult<()> {
+        let mut slot = self.lock()?;
+        let Some(communicator) = slot.take() else {
+            return Ok(());
+        };
+        let closed = py.detach(|| communicator.close());
+        let refused = closed.map_err(|refused| {
+            *slot = refused.communicator.map(|communicator| *communicator);
+            errors::from(refused.error)
+        });
+        self.note_closed(slot.is_none())?;
+        refused
+    }
+
+    /// Drops it as it is, also with an open round.
+    fn _drop(&self, py: Python<'_>) -> PyResult<()> {
+        let communicator = self.lock()?.take();
+        py.detach(|| drop(communicator));
+        self.note_closed(true)
+    }
+
+    fn _assume_no_foreign_graphs(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |communicator| {
+            // SAFETY: the caller has destroyed all graphs of this communicator's calls: documented on
+            // `ferry_ep.Communicator.assume_no_graphs`.
+            unsafe { communicator.assume_no_foreign_graphs() };
+            Ok(())
+        })
+    }
+
+    /// Allocates device memory, and returns its address. Synchronizes.
+    fn _alloc(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
+        if self.closed()? {
+            return Err(self.is_closed());
+        }
+        let device = self.device_of()?;
+        let at = py.detach(|| device.alloc(bytes)).map_err(errors::from)?;
+        Ok(at.address())
+    }
+
+    /// Frees memory of `_alloc`, which nothing uses any more. Synchronizes.
+    fn _free(&self, py: Python<'_>, address: u64) -> PyResult<()> {
+        let device = self.device_of()?;
+        // SAFETY: the Python sources pass what `_alloc` returned, once, after the work that used it.
+        let freed = py.detach(|| unsafe { device.free(DevicePtr::new(address, 0)) });
+        freed.map_err(errors::from)
+    }
+
+    /// Copies `bytes` bytes from the host to the device. Synchronizes.
+    fn _upload(&self, py: Python<'_>, to: u64, from_: usize, bytes: usize) -> PyResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let device = self.device_of()?;
+        py.detach(|| {
+            // SAFETY: the Python sources pass the address and size of an array that they hold.
+            let source = unsafe { std::slice::from_raw_parts(from_ as *const u8, bytes) };
+            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
+            let to = unsafe { DevicePtr::new(to, bytes as u64) };
+            device.upload(to, source)
+        })
+        .map_err(errors::from)
+    }
+
+    /// Copies `bytes` bytes from the device to the host. Synchronizes.
+    fn _download(&self, py: Python<'_>, from_: u64, to: usize, bytes: usize) -> PyResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let device = self.device_of()?;
+        py.detach(|| {
+            // SAFETY: the Python sources pass the address and size of an array that they hold and that no
+            // other thread uses meanwhile.
+            let target = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
+            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
+            let from = unsafe { DevicePtr::new(from_, bytes as u64) };
+            device.download(from, target)
+        })
+        .map_err(errors::from)
+    }
+
+    /// Waits for everything enqueued on `stream`, and looks for no fault.
+    fn _wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let device = self.device_of()?;
+        let waited = py.detach(|| device.synchronize(handle(stream)));
+        waited.map_err(errors::from)
+    }
+}
+
+impl Communicator {
+    /// Its lock. Another thread that is in a call of it is an error.
+    pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, Option<ferry::Communicator>>> {
+        match self.inner.get("communicator")?.slot.try_lock() {
+            Ok(slot) => Ok(slot),
+            Err(TryLockError::Poisoned(slot)) => Ok(slot.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(errors::raise(
+                "BusyError",
+                format!(
+                    "rank {}: another thread is in a call of this communicator",
+                    self.rank
+                ),
+            )),
+        }
+    }
+
+    /// Makes a call without the interpreter's lock.
+    pub(crate) fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut ferry::Communicator) -> Result<R, ferry::Error> + Send,
+    ) -> PyResult<R> {
+        let mut slot = self.lock()?;
+        let communicator = slot.as_mut().ok_or_else(|| self.is_closed())?;
+        py.detach(|| act(communicator)).map_err(errors::from)
+    }
+
+    /// The error of a use after close.
+    pub(crate) fn is_closed(&self) -> PyErr {
+        let text = format!("rank {}: the communicator was closed", self.rank);
+        errors::raise("ClosedError", text)
+    }
+
+    /// Its device, as long as it is open.
+    pub(crate) fn device_of(&self) -> PyResult<&Arc<dyn Device>> {
+        Ok(&self.inner.get("communicator")?.device)
+    }
+
+    /// Notes whether the slot is empty.
+    pub(crate) fn note_closed(&self, closed: bool) -> PyResult<()> {
+        let inner = self.inner.get("communicator")?;
+        inner.closed.store(closed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts a dispatch.
+    pub(crate) fn has_sent(&self) -> PyResult<()> {
+        let inner = self.inner.get("communicator")?;
+        inner.sent.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts a combine.
+    pub(crate) fn has_returned(&self) -> PyResult<()> {
+        let inner = self.inner.get("communicator")?;
+        inner.returned.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// This rank.
+    pub(crate) const fn number(&self) -> Rank {
+        Rank(self.rank)
+    }
+}
+
+/// Address, data type, shape, and strides in elements.
+type Strided = (u64, &'static str, Vec<usize>, Vec<usize>);
+
+fn strided<const N: usize>(tensor: &Tensor<N>) -> Strided {
+    let at = tensor.at.address();
+    (
+        at,
+        tensor.data_type.name(),
+        tensor.dims.to_vec(),
+        tensor.strides.to_vec(),
+    )
+}
+
+/// The stream with this handle.
+pub(crate) const fn handle(stream: u64) -> Stream {
+    // SAFETY: the caller passes live streams of the rank's device: documented on
+    // `ferry_ep.Communicator.dispatch`.
+    unsafe { Stream::new(stream) }
+}

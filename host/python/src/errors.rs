@@ -1,0 +1,187 @@
+//! Errors of the library as the exceptions of `ferry_ep.errors`.
+
+use std::time::Duration;
+
+use ferry::Error;
+use ferry::error::{LocalRanksError, Problem};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::fault::Fault;
+
+/// Module of the exceptions.
+const MODULE: &str = "ferry_ep.errors";
+
+/// Class of an exception, and its text.
+type Name = &'static str;
+
+/// Returns an exception without fields.
+pub(crate) fn raise(class: Name, text: impl Into<String>) -> PyErr {
+    build(class, text.into(), |_| Ok(()))
+}
+
+/// Reads a number of seconds, the argument `name`.
+pub(crate) fn seconds(name: &str, given: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given).map_err(|_| {
+        let text = format!("{name} is {given}, but it is a number of seconds of at least 0");
+        raise("ArgumentError", text)
+    })
+}
+
+/// Returns a `TensorError`.
+pub(crate) fn tensor(name: &str, wanted: &str, given: &str) -> PyErr {
+    tensor_with(
+        format!("tensor {name}: wanted {wanted}, given {given}"),
+        name,
+        wanted,
+        given,
+    )
+}
+
+/// Returns the exception of a library's error.
+pub(crate) fn from(error: Error) -> PyErr {
+    let text = error.to_string();
+    with_text(error, text)
+}
+
+/// [`from`], as a function for `map_err` of results of other types.
+pub(crate) fn from_any(error: impl Into<Error>) -> PyErr {
+    from(error.into())
+}
+
+/// Returns the exception of `error` with another text: that of an error around it.
+fn with_text(error: Error, text: String) -> PyErr {
+    match error {
+        Error::Plan(plan) => build("PlanError", text, |fields| {
+            let problems: Vec<_> = plan.problems.iter().map(problem).collect();
+            fields.set_item("problems", problems)
+        }),
+        Error::Tensor(given) => tensor_with(text, given.tensor, &given.wanted, &given.given),
+        Error::TensorsOverlap { first, second } => tensor_with(
+            text,
+            first,
+            "memory of its own",
+            &format!("that of {second}"),
+        ),
+        Error::TooManyTokens { given, max } => tensor_with(
+            text,
+            "x",
+            &format!("at most {max} rows, max_tokens_per_rank"),
+            &given.to_string(),
+        ),
+        Error::Capacity(given) => build("CapacityError", text, |fields| {
+            let (field, value, rule) = problem(&given);
+            fields.set_item("field", field)?;
+            fields.set_item("value", value)?;
+            fields.set_item("rule", rule)
+        }),
+        Error::Fault(fault) => {
+            let class = match fault.kind {
+                ferry::FaultKind::PeerTimeout => "PeerTimeout",
+                _ => "FaultError",
+            };
+            build(class, text, |fields| fields.set_item("fault", Fault(fault)))
+        }
+        Error::Poisoned(fault) => build("PoisonedError", text, |fields| {
+            fields.set_item("fault", Fault(fault))
+        }),
+        Error::PeerGaveUp { rank, peer } => build("PeerGaveUp", text, |fields| {
+            fields.set_item("rank", rank.0)?;
+            fields.set_item("peer", peer.0)
+        }),
+        Error::PeerFailed { rank, step } => build("PeerFailed", text, |fields| {
+            fields.set_item("rank", rank.0)?;
+            fields.set_item("step", step)
+        }),
+        Error::Bootstrap(error) => build("BootstrapError", text, |fields| {
+            fields.set_item("lost_rank", error.lost_rank())
+        }),
+        Error::LocalRanks(error) => of_local_ranks(error, text),
+        other => raise(class_of(&other), text),
+    }
+}
+
+/// Class of errors whose exceptions have no fields.
+fn class_of(error: &Error) -> Name {
+    match error {
+        Error::WrongOrder { .. } | Error::RoundOpen { .. } => "OrderError",
+        Error::WrongScales { .. }
+        | Error::UnusedInputScale { .. }
+        | Error::SiluColumns { .. }
+        | Error::SiluLimit { .. }
+        | Error::SplitWithoutTravel { .. }
+        | Error::MemoryTooShort { .. }
+        | Error::TooManyScales { .. }
+        | Error::WeightsInReducedMode
+        | Error::WrongCombineOutput { .. }
+        | Error::NoView { .. }
+        | Error::ApartInReducedMode
+        | Error::WithoutOptions
+        | Error::Epilogue(_)
+        | Error::GreenContext { .. }
+        | Error::PlanForOtherGroup { .. }
+        | Error::PlanSpansNodes { .. } => "ArgumentError",
+        Error::RankCount { .. }
+        | Error::NoLocalRanks { .. }
+        | Error::DeviceListedTwice { .. }
+        | Error::NoSuchDevice { .. }
+        | Error::NoPeerAccess { .. }
+        | Error::GpuShared { .. }
+        | Error::SharedGpu(_)
+        | Error::NotLocal { .. }
+        | Error::FabricAnswer { .. }
+        | Error::ShapeMismatch { .. }
+        | Error::Node(_) => "GroupError",
+        Error::Cuda(_)
+        | Error::Driver(_)
+        | Error::LibraryMissing { .. }
+        | Error::OtherDevice { .. }
+        | Error::Nvshmem(_) => "DeviceError",
+        #[cfg(feature = "cuda")]
+        Error::Kernels(_) => "DeviceError",
+        Error::GraphsAlive { .. }
+        | Error::ForeignGraphs { .. }
+        | Error::CommunicatorsOpen { .. } => "InUseError",
+        Error::GroupClosed => "ClosedError",
+        Error::Simulator(_) => "SimulatorError",
+        _ => "FerryError",
+    }
+}
+
+fn of_local_ranks(error: LocalRanksError, text: String) -> PyErr {
+    match error {
+        LocalRanksError::Refused { source, .. } => with_text(*source, text),
+        LocalRanksError::Poisoned { .. } => raise("PoisonedError", text),
+        LocalRanksError::NotClosed { .. } => raise("OrderError", text),
+        LocalRanksError::NotLaunched { .. } => raise("FerryError", text),
+        _ => raise("ArgumentError", text),
+    }
+}
+
+fn problem(problem: &Problem) -> (&'static str, String, String) {
+    (problem.field, problem.value.clone(), problem.rule.clone())
+}
+
+fn tensor_with(text: String, name: &str, wanted: &str, given: &str) -> PyErr {
+    build("TensorError", text, |fields| {
+        fields.set_item("name", name)?;
+        fields.set_item("wanted", wanted)?;
+        fields.set_item("given", given)
+    })
+}
+
+/// Makes an exception. An error on the way is returned instead.
+fn build(
+    class: Name,
+    text: String,
+    set_fields: impl FnOnce(&Bound<'_, PyDict>) -> PyResult<()>,
+) -> PyErr {
+    Python::attach(|py| {
+        let fields = PyDict::new(py);
+        let made = set_fields(&fields).and_then(|()| {
+            let class = py.import(MODULE)?.getattr(class)?;
+            class.call((text,), Some(&fields))
+        });
+        made.map_or_else(|error| error, PyErr::from_value)
+    })
+}

@@ -1,0 +1,258 @@
+//! Groups of ranks.
+
+use std::path::PathBuf;
+
+use ferry::Rank;
+use ferry::simulator::{Lost, Options};
+use pyo3::prelude::*;
+
+use crate::bootstrap::Bootstrap;
+use crate::errors;
+use crate::process::Own;
+
+/// The ranks that exchange tokens. ``with`` closes it.
+///
+/// A handle is of use only in the process that made it: a fork gets :class:`ferry_ep.ForkError`.
+#[pyclass(frozen, module = "ferry_ep")]
+pub(crate) struct Group(Own<ferry::Group>);
+
+#[pymethods]
+impl Group {
+    /// Makes ``ranks`` ranks without GPUs in this process, which run the same protocol on the CPU.
+    ///
+    /// ``seed`` decides every choice of the scheduler. ``lost=(rank, steps)`` lets a rank die. ``patience``:
+    /// seconds that a missing rank is waited for, instead of the deadline. Raises
+    /// :class:`ferry_ep.GroupError` for other than 1 to 64 ranks. Not collective.
+    #[staticmethod]
+    #[pyo3(signature = (ranks, seed=0, *, warps=4, stall_one_in=64, lost=None, patience=None))]
+    fn simulated(
+        py: Python<'_>,
+        ranks: u32,
+        seed: u64,
+        warps: u32,
+        stall_one_in: u32,
+        lost: Option<(u32, u64)>,
+        patience: Option<f64>,
+    ) -> PyResult<Self> {
+        let options = Options {
+            warps,
+            stall_one_in,
+            lost: lost.map(|(rank, after_steps)| Lost { rank, after_steps }),
+            patience: patience
+                .map(|patience| errors::seconds("patience", patience))
+                .transpose()?,
+            ..Options::new(ranks, seed)
+        };
+        Self::made(py.detach(|| ferry::Group::simulated_with(options)))
+    }
+
+    /// Makes simulated ranks that are processes, for tests and first steps with ``torchrun``.
+    ///
+    /// Rank 0's process runs the simulation, and the others talk to it over a Unix socket at ``path``, which
+    /// other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
+    /// have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
+    ///
+    /// A process that ends is a lost rank. If rank 0's ends, calls of the others raise
+    /// :class:`ferry_ep.SimulatorError` at once.
+    #[staticmethod]
+    #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0))]
+    fn simulated_at(
+        py: Python<'_>,
+        path: PathBuf,
+        rank: u32,
+        ranks: u32,
+        seed: u64,
+        patience: Option<f64>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let patience = patience.map(|patience| errors::seconds("patience", patience));
+        let options = Options {
+            patience: patience.transpose()?,
+            ..Options::new(ranks, seed)
+        };
+        let timeout = errors::seconds("timeout", timeout)?;
+        Self::made(py.detach(|| ferry::Group::simulated_at(&path, Rank(rank), &options, timeout)))
+    }
+
+    /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
+    /// Synchronizes.
+    ///
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
+    /// cannot be a group.
+    #[cfg(feature = "cuda")]
+    #[staticmethod]
+    #[pyo3(signature = (devices, *, share_gpus=false))]
+    fn local(py: Python<'_>, devices: Vec<usize>, share_gpus: bool) -> PyResult<Self> {
+        let options = options(share_gpus);
+        Self::made(py.detach(|| ferry::Group::local(&devices, &options)))
+    }
+
+    /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
+    /// Synchronizes.
+    ///
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
+    /// cannot be a group.
+    #[cfg(not(feature = "cuda"))]
+    #[staticmethod]
+    #[pyo3(signature = (devices, *, share_gpus=false))]
+    fn local(devices: Vec<usize>, share_gpus: bool) -> PyResult<Self> {
+        let _ = (devices, share_gpus);
+        Err(not_built("cuda"))
+    }
+
+    /// Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
+    /// this process's CUDA device. Collective. Synchronizes.
+    ///
+    /// Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
+    #[staticmethod]
+    #[pyo3(signature = (bootstrap, device, *, share_gpus=false))]
+    fn node(
+        py: Python<'_>,
+        bootstrap: &Bootstrap,
+        device: usize,
+        share_gpus: bool,
+    ) -> PyResult<Self> {
+        #[cfg(feature = "cuda")]
+        {
+            let (bootstrap, options) = (bootstrap.take()?, options(share_gpus));
+            Self::made(py.detach(|| ferry::Group::node(bootstrap, device, &options)))
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = (py, bootstrap, device, share_gpus);
+            Err(not_built("cuda"))
+        }
+    }
+
+    /// Makes a group of one process per GPU of several nodes, in a build with the feature ``nvshmem``;
+    /// ``library`` is the path of NVSHMEM's. Collective. Synchronizes. Raises as :meth:`node`, and
+    /// :class:`ferry_ep.NotBuiltError`.
+    #[staticmethod]
+    #[pyo3(signature = (bootstrap, device, *, share_gpus=false, library=None))]
+    fn nvshmem(
+        py: Python<'_>,
+        bootstrap: &Bootstrap,
+        device: usize,
+        share_gpus: bool,
+        library: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        #[cfg(feature = "nvshmem")]
+        {
+            let options = ferry::GroupOptions {
+                nvshmem_library: library,
+                ..options(share_gpus)
+            };
+            let bootstrap = bootstrap.take()?;
+            Self::made(py.detach(|| ferry::Group::nvshmem(bootstrap, device, &options)))
+        }
+        #[cfg(not(feature = "nvshmem"))]
+        {
+            let _ = (py, bootstrap, device, share_gpus, library);
+            Err(not_built("nvshmem"))
+        }
+    }
+
+    /// ``"simulated"``, ``"local"``, ``"node"`` or ``"nvshmem"``.
+    #[getter]
+    fn kind(&self) -> PyResult<&'static str> {
+        Ok(self.open()?.name())
+    }
+
+    /// Number of ranks of the whole group.
+    #[getter]
+    fn ranks(&self) -> PyResult<u32> {
+        Ok(self.open()?.ranks())
+    }
+
+    /// Ranks that this process drives, ascending.
+    #[getter]
+    fn local_ranks(&self) -> PyResult<Vec<u32>> {
+        let ranks = self.open()?.local_ranks();
+        Ok(ranks.into_iter().map(|Rank(rank)| rank).collect())
+    }
+
+    /// Returns the device of a local rank: ``"cuda:0"``, or ``"simulated"``.
+    fn device(&self, rank: u32) -> PyResult<String> {
+        let group = self.open()?;
+        group.device(Rank(rank)).map_err(errors::from)?;
+        Ok(device_name(group, Rank(rank)))
+    }
+
+    /// Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
+    /// communicators: nothing was done then.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let group = self.open()?;
+        py.detach(|| group.close()).map_err(errors::from)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, error, traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        error: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (error, traceback);
+        match self.close(py) {
+            // The exception under way says more.
+            Err(_) if kind.is_some() => Ok(()),
+            closed => closed,
+        }
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        let group = self.open()?;
+        Ok(format!(
+            "<ferry_ep.Group {}, {} ranks, here {:?}>",
+            group.name(),
+            group.ranks(),
+            self.local_ranks()?
+        ))
+    }
+}
+
+impl Group {
+    /// The group, unless this process is a fork.
+    pub(crate) fn open(&self) -> PyResult<&ferry::Group> {
+        self.0.get("group")
+    }
+
+    fn made(group: Result<ferry::Group, ferry::Error>) -> PyResult<Self> {
+        group
+            .map(|group| Self(Own::new(group)))
+            .map_err(errors::from)
+    }
+}
+
+/// Kind and number of a rank's device.
+pub(crate) fn device_name(group: &ferry::Group, rank: Rank) -> String {
+    #[cfg(feature = "cuda")]
+    if let Some(cuda) = group.cuda(rank) {
+        return format!("cuda:{}", cuda.ordinal());
+    }
+    let _ = rank;
+    group.name().to_owned()
+}
+
+#[cfg(feature = "cuda")]
+fn options(share_gpus: bool) -> ferry::GroupOptions {
+    ferry::GroupOptions {
+        share_gpus,
+        ..ferry::GroupOptions::default()
+    }
+}
+
+#[cfg(not(feature = "nvshmem"))]
+fn not_built(feature: &str) -> PyErr {
+    errors::raise(
+        "NotBuiltError",
+        format!("this build of ferry_ep has no feature {feature}; the guide says how to build one"),
+    )
+}

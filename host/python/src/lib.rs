@@ -1,0 +1,59 @@
+//! The native module of the Python package: handles, plain tensors, checked arguments, calls and errors.
+//!
+//! Names that begin with an underscore, and everything that takes addresses, are for the Python sources
+//! beside it, which turn arrays of other libraries into [`tensor::Tensor`]s and document the public names.
+
+use pyo3::prelude::*;
+
+mod addresses;
+mod arguments;
+mod bootstrap;
+mod communicator;
+mod dlpack;
+mod errors;
+mod fault;
+mod group;
+mod local_ranks;
+mod outputs;
+mod plan;
+mod prepared;
+mod process;
+mod silu;
+mod tensor;
+
+#[pymodule]
+mod _ferry {
+    use super::PyResult;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+    #[pymodule_export]
+    use super::bootstrap::Bootstrap;
+    #[pymodule_export]
+    use super::communicator::Communicator;
+    #[pymodule_export]
+    use super::dlpack::dlpack;
+    #[pymodule_export]
+    use super::fault::Fault;
+    #[pymodule_export]
+    use super::group::Group;
+    #[pymodule_export]
+    use super::local_ranks::{
+        close_all, combine_all, combine_async_all, combine_wait_all, dispatch_all,
+        dispatch_async_all, dispatch_wait_all,
+    };
+    #[pymodule_export]
+    use super::plan::{Plan, decode_rows, format_sizes};
+    #[pymodule_export]
+    use super::prepared::{PreparedCombine, PreparedDispatch};
+    #[pymodule_export]
+    use super::tensor::Tensor;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("has_cuda", cfg!(feature = "cuda"))?;
+        module.add("has_nvshmem", cfg!(feature = "nvshmem"))
+    }
+}

@@ -1,0 +1,128 @@
+//! Calls with arguments that were checked once, in which a hot path passes integers alone.
+
+use ferry::{CombineOutput, DevicePtr};
+use pyo3::prelude::*;
+
+use crate::arguments;
+use crate::communicator::{Communicator, handle};
+
+/// A dispatch with arguments that were checked once: a function of handles and addresses.
+#[pyclass(frozen, module = "ferry_ep")]
+pub(crate) struct PreparedDispatch {
+    communicator: Py<Communicator>,
+    input: ferry::DispatchInput,
+    output: ferry::DispatchOutput,
+    /// Keep the tensors alive.
+    _kept: (Py<arguments::DispatchInput>, Py<arguments::DispatchOutput>),
+}
+
+#[pymethods]
+impl PreparedDispatch {
+    #[new]
+    fn new(
+        communicator: Py<Communicator>,
+        input: Py<arguments::DispatchInput>,
+        output: Py<arguments::DispatchOutput>,
+    ) -> Self {
+        Self {
+            communicator,
+            input: input.get().input,
+            output: output.get().output,
+            _kept: (input, output),
+        }
+    }
+
+    /// Enqueues it. An address of 0 is the prepared one. Errors are those of a dispatch.
+    #[pyo3(signature = (stream=0, x=0, topk_ids=0, topk_weights=0, /))]
+    fn __call__(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        x: u64,
+        topk_ids: u64,
+        topk_weights: u64,
+    ) -> PyResult<()> {
+        let (stream, output, mut input) = (handle(stream), &self.output, self.input);
+        input.x.at = moved(input.x.at, x);
+        input.topk_ids.at = moved(input.topk_ids.at, topk_ids);
+        if let Some(weights) = &mut input.topk_weights {
+            weights.at = moved(weights.at, topk_weights);
+        }
+        let communicator = self.communicator.get();
+        communicator.call(py, |communicator| {
+            communicator.dispatch(stream, &input, output)
+        })?;
+        communicator.has_sent()
+    }
+}
+
+/// A combine with arguments that were checked once: a function of handles and addresses.
+#[pyclass(frozen, module = "ferry_ep")]
+pub(crate) struct PreparedCombine {
+    communicator: Py<Communicator>,
+    input: ferry::CombineInput,
+    output: CombineOutput,
+    /// Keep the tensors alive.
+    _kept: (Py<arguments::CombineInput>, Py<arguments::CombineOutput>),
+}
+
+#[pymethods]
+impl PreparedCombine {
+    #[new]
+    fn new(
+        communicator: Py<Communicator>,
+        input: Py<arguments::CombineInput>,
+        output: Py<arguments::CombineOutput>,
+    ) -> Self {
+        Self {
+            communicator,
+            input: input.get().input,
+            output: output.get().output,
+            _kept: (input, output),
+        }
+    }
+
+    /// Enqueues it. An address of 0 is the prepared one. Errors are those of a combine.
+    #[pyo3(signature = (stream=0, expert_rows=0, combined=0, received_weights=0, weights=0, /))]
+    fn __call__(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        expert_rows: u64,
+        combined: u64,
+        received_weights: u64,
+        weights: u64,
+    ) -> PyResult<()> {
+        let (stream, mut input, mut output) = (handle(stream), self.input, self.output);
+        input.expert_rows.at = moved(input.expert_rows.at, expert_rows);
+        if let Some(given) = &mut input.received_weights {
+            given.at = moved(given.at, received_weights);
+        }
+        match &mut output {
+            CombineOutput::Summed(tensor) => tensor.at = moved(tensor.at, combined),
+            CombineOutput::Weighted {
+                combined: tensor,
+                weights: returned,
+            } => {
+                tensor.at = moved(tensor.at, combined);
+                returned.at = moved(returned.at, weights);
+            }
+            CombineOutput::Apart(tensor) => tensor.at = moved(tensor.at, combined),
+        }
+        let communicator = self.communicator.get();
+        communicator.call(py, |communicator| {
+            communicator.combine(stream, &input, &output)
+        })?;
+        communicator.has_returned()
+    }
+}
+
+/// Memory of as many bytes at another address, unless that is 0.
+const fn moved(at: DevicePtr, address: u64) -> DevicePtr {
+    if address == 0 {
+        return at;
+    }
+    // SAFETY: the caller's tensor there has the prepared tensor's type and shape, and outlives its use:
+    // documented on `ferry_ep.PreparedDispatch` and `ferry_ep.PreparedCombine`.
+    unsafe { DevicePtr::new(address, at.bytes()) }
+}

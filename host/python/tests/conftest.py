@@ -1,0 +1,71 @@
+"""Groups, and rounds of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import ferry_ep as ferry
+import numpy as np
+import pytest
+from oracle import Problem, bits, expert, values
+
+
+class Bench:
+    """A simulated group and its communicators."""
+
+    def __init__(self, ranks: int, patience: float | None = None, **config) -> None:
+        sizes = {"experts": 2 * ranks, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 5}
+        self.group = ferry.Group.simulated(ranks, seed=7, patience=patience)
+        self.config = ferry.Config(**(sizes | config))
+        self.plan = ferry.Plan(self.group, self.config)
+        self.ranks = ferry.Communicators(self.group, self.plan)
+
+    def problem(self, seed: int, tokens: int | None = None, **options) -> Problem:
+        """Returns random tokens for every rank."""
+        of = self.config
+        tokens = of.max_tokens_per_rank if tokens is None else tokens
+        return Problem(seed, len(self.ranks), tokens, of.hidden, of.experts, of.top_k, **options)
+
+    def answers(self, rank: int, output: ferry.DispatchOutput) -> np.ndarray:
+        """Returns the rows of a rank's experts; rows of no token are poisoned."""
+        answers = np.full(output.tokens.shape, 0x7FC0, dtype=np.uint16)
+        for group in range(self.plan.local_experts):
+            rows = output.rows_of(group)
+            number = self.plan.first_expert(rank) + group
+            answers[rows] = bits(expert(values(output.tokens[rows]), number))
+        return answers
+
+
+@pytest.fixture
+def bench():
+    """Makes benches, and ends them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(ranks: int = 2, **options) -> Bench:
+            made = Bench(ranks, **options)
+            stack.callback(lambda: [rank._native._drop() for rank in made.ranks])
+            return made
+
+        yield make
+
+
+def in_threads(work, count: int) -> list:
+    """Runs ``work(rank)`` in a thread for each rank. Returns the results, or raises the first exception."""
+    results: list = [None] * count
+    errors: list = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,253 @@
+"""Simulated ranks as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import ferry_ep as ferry
+import pytest
+
+START = """
+import sys, time, os, signal
+import numpy as np
+import ferry_ep as ferry
+from oracle import Problem, bf16, bits, expert, values
+path, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+group = ferry.Group.simulated_at(path, rank, ranks, timeout=10)
+config = ferry.Config(experts=2 * ranks, top_k=2, hidden=64, max_tokens_per_rank=5, deadline=DEADLINE)
+plan = ferry.Plan(group, config)
+comm = ferry.Communicator(group, plan)
+problem = Problem(5, ranks, 5, 64, 2 * ranks, 2)
+x, ids, weights = (each[rank] for each in problem.arguments)
+
+def answers(output):
+    rows = np.zeros(output.tokens.shape, dtype=np.uint16)
+    for group in range(plan.local_experts):
+        at = output.rows_of(group)
+        rows[at] = bits(expert(values(output.tokens[at]), plan.first_expert(rank) + group))
+    return rows
+
+def round():
+    return comm.combine(answers(comm.dispatch(x, ids, weights)))
+"""
+
+
+@contextlib.contextmanager
+def processes(path: Path, code: str, ranks: int, deadline: float = 5.0):
+    """Starts a process for each rank, and kills those that are left."""
+    source = START.replace("DEADLINE", str(deadline)) + textwrap.dedent(code)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    started = []
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, "-c", source, str(path), str(rank), str(ranks)]
+            pipe = subprocess.PIPE
+            started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def ends(process: subprocess.Popen, seconds: float = 30) -> str:
+    """Waits until a process has ended well, and returns its output."""
+    out, error = process.communicate(timeout=seconds)
+    assert process.returncode == 0, error
+    return out
+
+
+def until(process: subprocess.Popen, line: str) -> None:
+    """Waits until a process has written a line."""
+    assert process.stdout.readline().strip() == line, process.communicate()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ranks"
+
+
+def test_rounds(path):
+    code = """
+    for _ in range(3):
+        np.testing.assert_array_equal(round(), bits(bf16(problem.sums(rank, "reduced"))))
+    assert comm.check() is None and group.local_ranks == [rank]
+    comm.close()
+    group.close()
+    """
+    with processes(path, code, 3) as started:
+        for process in started:
+            ends(process)
+    assert not path.exists()
+
+
+def test_a_process_that_dies_is_a_lost_rank(path):
+    code = """
+    round()
+    print("ready", flush=True)
+    if rank == 1:
+        time.sleep(60)
+    try:
+        while True:
+            round()
+    except ferry.PeerTimeout as error:
+        print(error.culprit, error.phase)
+    comm.close()
+    try:
+        group.close()
+    except ferry.SimulatorError as error:
+        print(error)
+    """
+    with processes(path, code, 3) as started:
+        for process in started:
+            until(process, "ready")
+        started[1].kill()
+        begin = time.monotonic()
+        for rank in (2, 0):
+            out = ends(started[rank])
+            assert out.startswith("1 dispatch"), out
+            assert "rank 1 was lost: its process ended" in out
+        assert time.monotonic() - begin < 5 + 1
+
+
+def test_the_death_of_rank_0_is_an_error_within_2_seconds(path):
+    code = """
+    round()
+    print("ready", flush=True)
+    if rank == 0:
+        time.sleep(60)
+    try:
+        round()
+    except ferry.SimulatorError as error:
+        print(error)
+    """
+    with processes(path, code, 2, deadline=60.0) as started:
+        for process in started:
+            until(process, "ready")
+        time.sleep(0.2)
+        started[0].send_signal(signal.SIGKILL)
+        assert "the process of rank 0 ended" in ends(started[1], 2)
+
+
+def test_processes_that_disagree(path):
+    code = """
+    """
+    start = START.index("plan =")
+    source = START[:start].replace("hidden=64", "hidden=64 * (1 + rank)") + START[start:]
+    source = source.replace("comm =", "try:\n    comm =").split("problem =")[0]
+    source += "except ferry.GroupError as error:\n    print(error)\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "START", source)
+        with processes(path, code, 2) as started:
+            for process in started:
+                assert "configured differently" in ends(process)
+
+
+def test_a_rank_that_does_not_come(path):
+    begin = time.monotonic()
+    with pytest.raises(ferry.SimulatorError, match=r"rank 1 did not come within 0\.3 s"):
+        ferry.Group.simulated_at(path, 0, 2, timeout=0.3)
+    with pytest.raises(ferry.SimulatorError, match=r"no rank 0 at .*/ranks"):
+        ferry.Group.simulated_at(path, 1, 2, timeout=0.3)
+    assert time.monotonic() - begin < 2
+    assert not path.exists()
+    with pytest.raises(ferry.SimulatorError, match="rank 2 is not among 2"):
+        ferry.Group.simulated_at(path, 2, 2)
+    with pytest.raises(ferry.SimulatorError, match="cannot listen"):
+        ferry.Group.simulated_at("/proc/none/socket", 0, 2)
+
+
+def hello(path: Path, payload: bytes, version: int | None = None, length: int | None = None) -> bytes:
+    """Sends a hello of another program, and returns the answer; empty if the connection just ended."""
+    version = version_of(path) if version is None else version
+    length = len(payload) if length is None else length
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(path))
+        connection.sendall(struct.pack("<QQQ", 0, version, length) + payload)
+        answer = connection.recv(4096)
+        return answer[16:] if answer[:1] == b"\1" else answer
+
+
+def version_of(path: Path) -> int:
+    """Returns the version that rank 0 names to those of another one."""
+    refused = hello(path, b"\1\2\0", version=1)
+    assert b"version 0x1, and rank 0 has" in refused
+    return int(refused.split()[-1], 16)
+
+
+def test_strangers_are_sent_away_and_the_ranks_go_on(path):
+    groups: list = [None, None]
+
+    def join(rank):
+        groups[rank] = ferry.Group.simulated_at(path, rank, 2, timeout=20)
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    while not path.exists():
+        time.sleep(0.01)
+    found = path.stat()
+    assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    assert hello(path, bytes(3), length=2**40) != b"\0" * 16
+    assert b"expects 7 ranks" in hello(path, b"\1\7\0")
+    assert b"does not exist" in hello(path, b"\2\2\0")
+    assert b"rank 0 has come already" in hello(path, b"\0\2\0")
+    # One that says nothing.
+    silent = socket.socket(socket.AF_UNIX)
+    silent.connect(str(path))
+    with pytest.raises(ferry.SimulatorError, match="in use"):
+        ferry.Group.simulated_at(path, 0, 2, timeout=1)
+    join(1)
+    first.join()
+    # One thread after the other: a group of processes closes when all have come.
+    closing = threading.Thread(target=groups[0].close)
+    closing.start()
+    groups[1].close()
+    closing.join()
+    silent.close()
+
+
+def test_requests_are_bounded(path):
+    """A rank that sends more than there may be, or nonsense, gets an error, and memory stays whole."""
+    first = threading.Thread(target=lambda: ferry.Group.simulated_at(path, 0, 2, timeout=5))
+    first.start()
+    while not path.exists():
+        time.sleep(0.01)
+    lanes, version = [], version_of(path)
+    for lane in range(2):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(str(path))
+        connection.sendall(struct.pack("<QQQ", 0, version, 3) + bytes([1, 2, lane]))
+        assert connection.recv(4096) == bytes(16)
+        lanes.append(connection)
+
+    def ask(operation, argument, payload=b"", length=None):
+        length = len(payload) if length is None else length
+        lanes[0].sendall(struct.pack("<QQQ", operation, argument, length) + payload)
+        return lanes[0].recv(4096)
+
+    assert ask(7, 0)[:1] == b"\0"
+    first.join()
+    assert b"outside every allocation" in ask(3, 12345, b"bytes")
+    assert b"outside every allocation" in ask(4, 12345, struct.pack("<Q", 8))
+    assert b"operation 4" in ask(4, 12345, struct.pack("<Q", 2**40))
+    assert b"kernel 0, 3 bytes" in ask(5, 0, b"abc")
+    assert b"kernel 99" in ask(5, 99)
+    assert b"operation 77" in ask(77, 0)
+    assert b"no memory" in ask(1, 2**50)
+    assert ask(1, 64)[:1] == b"\0"
+    # The connection ends, and nothing was allocated for the payload.
+    assert ask(3, 0, length=2**60) == b""

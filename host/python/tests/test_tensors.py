@@ -1,0 +1,148 @@
+"""Tensors of other libraries, device memory, addresses and prepared calls."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import ferry_ep as ferry
+import numpy as np
+import pytest
+from oracle import bf16, bits
+
+
+class Wrapped:
+    """An array of a library that has DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnGpu:
+    """An array with __cuda_array_interface__."""
+
+    def __init__(self, array):
+        interface = array.__array_interface__
+        names = ("shape", "typestr", "data", "strides")
+        self.__cuda_array_interface__ = {name: interface[name] for name in names} | {"version": 3}
+
+
+def test_dlpack(bench):
+    of = bench(1)
+    problem = of.problem(1)
+    x, ids, weights = problem.arguments
+    (rows,) = of.ranks.dispatch([Wrapped(x[0])], [Wrapped(ids[0])], [Wrapped(weights[0])])
+    (combined,) = of.ranks.combine([Wrapped(of.answers(0, rows))])
+    np.testing.assert_array_equal(combined, bits(bf16(problem.sums(0, "reduced"))))
+    with pytest.raises(ferry.TensorError, match="DLPack type"):
+        of.ranks.dispatch([Wrapped(x[0].astype(np.float64))], ids)
+
+
+def test_memory_of_another_device_is_refused(bench):
+    of = bench(1)
+    x, ids, _ = of.problem(1).arguments
+    with pytest.raises(ferry.TensorError, match="tensor x: wanted memory of the CPU, given memory of cuda:0"):
+        of.ranks[0].dispatch(OnGpu(x[0]), ids[0])
+
+
+def device_round(of, problem):
+    """A round of one rank in memory of its device."""
+    rank = of.ranks[0]
+    x, ids, weights = problem.arguments
+    given = []
+    for source, kind in ((x[0], "bf16"), (ids[0], "i32"), (weights[0], "f32")):
+        array = rank.empty(source.shape, kind)
+        array.copy_from(source)
+        given.append(array)
+    return rank, given, rank.outputs(), rank.combined()
+
+
+def test_device_memory(bench):
+    of = bench(1)
+    problem = of.problem(2, holes=0)
+    rank, given, out, combined = device_round(of, problem)
+    rank.dispatch(*given, out=out)
+    # The answers are the rows themselves.
+    rank.combine(out.tokens, out=combined)
+    assert rank.synchronize() is None
+    np.testing.assert_array_equal(out.expert_ids.numpy(), [0, 1])
+    x, weights = problem.x[0], problem.weights[0]
+    wanted = bf16(x * weights[:, :1] + x * weights[:, 1:])
+    np.testing.assert_array_equal(combined.numpy(), bits(wanted))
+    assert "bf16 [5, 64]" in repr(combined)
+
+
+def test_prepared_calls_take_integers(bench):
+    of = bench(1)
+    problem, other = of.problem(3, holes=0), of.problem(4, holes=0)
+    rank, given, out, combined = device_round(of, problem)
+    second = rank.empty((5, 64), "bf16")
+    second.copy_from(bits(other.x[0]))
+    dispatch = rank.prepare_dispatch(*given, out=out)
+    combine = rank.prepare_combine(out.tokens, out=combined)
+    results = []
+    for address in (0, second.address, given[0].address):
+        dispatch(0, address)
+        combine()
+        assert rank.synchronize() is None
+        results.append(combined.numpy())
+    np.testing.assert_array_equal(results[0], results[2])
+    weights = problem.weights[0]
+    wanted = bf16(bf16((other.x[0] * weights[:, :1]) + (other.x[0] * weights[:, 1:])))
+    np.testing.assert_array_equal(results[1], bits(wanted))
+    x, ids, _ = problem.arguments
+    with pytest.raises(ferry.ArgumentError, match="memory of the device"):
+        rank.prepare_dispatch(x[0], ids[0], out=out)
+    rank.close()
+    with pytest.raises(ferry.ClosedError):
+        dispatch()
+
+
+def test_addresses(bench):
+    of = bench(1)
+    rank = of.ranks[0]
+    memory = rank.empty((5, 64), "bf16")
+    ids = np.zeros((5, 2), dtype=np.int32)
+    tensor = ferry.Tensor(memory.address, "bf16", (5, 64), owner=memory)
+    assert (tensor.shape, tensor.strides, tensor.nbytes) == ([5, 64], [64, 1], 640)
+    assert "bf16 [5, 64]" in repr(tensor)
+    rank.dispatch(tensor, ids)
+    with pytest.raises(ferry.ArgumentError, match=r"data_type is .int128."):
+        ferry.Tensor(0, "int128", (1,))
+    with pytest.raises(ferry.TensorError, match="strides"):
+        ferry.Tensor(0, "f32", (1, 2), (1,))
+
+
+def test_device_memory_keeps_its_communicator_alive(bench):
+    group = ferry.Group.simulated(1)
+    plan = ferry.Plan(group, ferry.Config(experts=1, top_k=1, hidden=8, max_tokens_per_rank=1))
+    rank = ferry.Communicator(group, plan)
+    array = rank.empty((4,), "f32")
+    reference = weakref.ref(rank)
+    del rank
+    gc.collect()
+    assert reference() is array.communicator
+    array.copy_from(np.arange(4, dtype=np.float32))
+    assert array.numpy().tolist() == [0, 1, 2, 3]
+    with pytest.raises(ferry.TensorError, match="shape"):
+        array.copy_from(np.zeros(3, dtype=np.float32))
+    array.communicator.close()
+    with pytest.raises(ferry.ClosedError, match="memory has ended"):
+        array.numpy()
+    assert "ended" in repr(array)
+
+
+def test_no_library_is_imported_unless_given():
+    code = (
+        "import sys, ferry_ep; ferry_ep.Group.simulated(2).close(); "
+        "assert not {'numpy', 'torch', 'cupy'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

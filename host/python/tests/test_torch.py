@@ -1,0 +1,249 @@
+"""Operators of torch on the CPU, skipped without torch: `cargo xtask test-python --torch` has it."""
+
+from __future__ import annotations
+
+import gc
+
+import ferry_ep as ferry
+import numpy as np
+import pytest
+from conftest import in_threads
+from oracle import bf16, bits
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+ferry_torch = pytest.importorskip("ferry_ep.torch")
+
+
+def tensors(problem, rank):
+    x = torch.from_numpy(problem.x[rank]).bfloat16()
+    return x, torch.from_numpy(problem.ids[rank]), torch.from_numpy(problem.weights[rank])
+
+
+def answers(of, rank, output):
+    rows = torch.full_like(output.tokens, float("nan"))
+    for group in range(of.plan.local_experts):
+        at = output.rows_of(group)
+        factor = 1 + (of.plan.first_expert(rank) + group) / 8
+        rows[at] = (output.tokens[at].float() * factor).bfloat16()
+    return rows
+
+
+def as_bits(tensor):
+    return tensor.view(torch.int16).numpy().view(np.uint16)
+
+
+def test_tensors_of_torch(bench):
+    of = bench(2)
+    problem = of.problem(1)
+    given = [tensors(problem, rank) for rank in range(2)]
+    rows = of.ranks.dispatch(*zip(*given, strict=True))
+    assert rows[0].tokens.dtype == torch.bfloat16 and rows[0].row_offsets.dtype == torch.int32
+    sums = of.ranks.combine([answers(of, rank, output) for rank, output in enumerate(rows)])
+    for rank, combined in enumerate(sums):
+        np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, "reduced"))))
+
+
+@pytest.mark.parametrize("format", ["fp8", "mxfp8:tiled", "mxfp4:row-major", "nvfp4-row:tiled"])
+def test_formats(bench, format):
+    of = bench(1, format=format, hidden=128)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+    x, ids, weights = tensors(of.problem(2), 0)
+    output = exchange.dispatch(x, ids, weights)
+    plain = bench(1, format=format, hidden=128)
+    problem = plain.problem(2)
+    (wanted,) = plain.ranks.dispatch(*problem.arguments)
+    end = int(wanted.row_offsets[-1])
+    codes = output.tokens.view(torch.uint8)[:end].numpy()
+    np.testing.assert_array_equal(codes, wanted.tokens[:end])
+    exchange.combine(torch.zeros(output.rows, 128, dtype=torch.bfloat16), 5)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "exact"])
+def test_operators_in_threads(bench, mode):
+    of = bench(4, combine=mode)
+    problem = of.problem(3)
+
+    def run(rank):
+        exchange = ferry_torch.Exchange(of.ranks[rank])
+        x, ids, weights = tensors(problem, rank)
+        output = exchange.dispatch(x, ids, weights)
+        given = weights if mode == "exact" else None
+        return exchange.combine(answers(of, rank, output), 5, given)
+
+    for rank, combined in enumerate(in_threads(run, 4)):
+        np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, mode))))
+
+
+def test_compiled_without_a_break(bench):
+    of = bench(1)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+
+    def layers(x, ids, weights):
+        for _ in range(2):
+            output = exchange.dispatch(x, ids, weights)
+            x = exchange.combine(output.tokens * 2, x.shape[0]) + 1
+        return x
+
+    compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
+    for seed, tokens in ((1, 5), (2, 5), (3, 3)):
+        given = tensors(of.problem(seed, tokens=tokens, holes=0), 0)
+        torch.testing.assert_close(compiled(*given), layers(*given), rtol=0, atol=0)
+
+
+def test_a_round_whose_result_nobody_reads_is_not_dropped(bench):
+    of = bench(1)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+
+    def unused(x, ids):
+        output = exchange.dispatch(x, ids)
+        exchange.combine(output.tokens, x.shape[0])
+        return x + 1
+
+    x, ids, _ = tensors(of.problem(1), 0)
+    compiled = torch.compile(unused, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(x, ids)
+        assert of.ranks[0].round == "idle"
+    assert of.ranks[0]._native._counts() == (2, 2)
+
+
+class Whole:
+    """A communicator that makes the rest of the round with each call, for checks that repeat a call."""
+
+    def __init__(self, rank, x, ids):
+        self.rank, self.given, self.plan = rank, (x, ids), rank.plan
+        self._copies = True
+
+    def _output_names(self):
+        return self.rank._output_names()
+
+    def dispatch(self, *arguments, out):
+        self.rank.dispatch(*arguments, out=out)
+        self.rank.combine(out.tokens)
+
+    def combine(self, rows, *, topk_weights, out):
+        self.rank.dispatch(*self.given)
+        self.rank.combine(rows, out=out)
+
+
+def test_opcheck(bench):
+    of = bench(1)
+    rank = of.ranks[0]
+    exchange = ferry_torch.Exchange(rank)
+    x, ids, weights = tensors(of.problem(4), 0)
+    output = exchange.dispatch(x, ids, weights)
+    exchange.combine(output.tokens, 5)
+    whole = Whole(rank, x, ids)
+    ferry_torch._communicators[exchange.handle] = whole
+    state = exchange._state
+    outputs = [getattr(output, name).clone() for name, *_ in exchange._layout]
+    dispatch, combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
+    torch.library.opcheck(dispatch, (exchange.handle, state, x, ids, weights, outputs))
+    torch.library.opcheck(dispatch, (exchange.handle, state, x, ids, None, outputs))
+    combined = torch.zeros(5, 64, dtype=torch.bfloat16)
+    torch.library.opcheck(combine, (exchange.handle, state, output.tokens, None, combined))
+    rows, ends = torch.randn(6, 8), torch.tensor([2, 5], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.ferry.grouped_mm.default, (rows, torch.randn(2, 8, 4), ends))
+
+
+def test_gradients_and_ended_communicators_are_refused(bench):
+    of = bench(1)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+    x, ids, _ = tensors(of.problem(5), 0)
+    with pytest.raises(ferry.ArgumentError, match="gradient"):
+        exchange.dispatch(x.requires_grad_(), ids)
+    with pytest.raises(ferry.TensorError, match="topk_ids"):
+        exchange.dispatch(x.detach(), ids.long())
+    group = ferry.Group.simulated(1)
+    plan = ferry.Plan(group, ferry.Config(experts=1, top_k=1, hidden=8, max_tokens_per_rank=1))
+    handle = ferry_torch.register(ferry.Communicator(group, plan))
+    gc.collect()
+    with pytest.raises(ferry.ClosedError, match="no"):
+        torch.ops.ferry.combine(handle, torch.empty(0), x, None, x.detach().clone())
+    of.ranks.close()
+    with pytest.raises(ferry.ClosedError):
+        exchange.dispatch(x.detach(), ids)
+
+
+def dense(layers, x):
+    """The layer of all ranks' experts, in f64 except where the layer rounds to BF16."""
+    weights = [
+        torch.cat([getattr(layer, name) for layer in layers]).double() for name in ("gates_and_ups", "downs")
+    ]
+    ids, topk_weights = layers[0].route(x)
+    result = torch.zeros(x.shape, dtype=torch.float64)
+    for token in range(x.shape[0]):
+        for number, weight in zip(ids[token].tolist(), topk_weights[token].tolist(), strict=True):
+            gate, up = (x[token].double() @ weights[0][number]).bfloat16().double().chunk(2)
+            inner = (gate * torch.sigmoid(gate) * up).bfloat16().double()
+            result[token] += weight * (inner @ weights[1][number]).bfloat16().double()
+    return result
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_layer_of_experts(bench, is_compiled):
+    ranks = 1 if is_compiled else 2
+    of = bench(ranks, experts=4)
+    torch.manual_seed(1)
+    router = torch.randn(4, 64).bfloat16()
+    layers = []
+    for rank in of.ranks:
+        layer = ferry_torch.MoE(ferry_torch.Exchange(rank), 32)
+        layer.router.copy_(router)
+        layer.gates_and_ups.copy_(torch.randn(layer.gates_and_ups.shape) / 8)
+        layer.downs.copy_(torch.randn(layer.downs.shape) / 6)
+        layers.append(layer)
+    x = [torch.randn(5, 64).bfloat16() for _ in layers]
+    run = [
+        torch.compile(layer, fullgraph=True, backend="aot_eager") if is_compiled else layer
+        for layer in layers
+    ]
+    results = in_threads(lambda rank: run[rank](x[rank]), ranks)
+    for rank, result in enumerate(results):
+        # Three roundings to BF16 of sums of at most a few units, and two of the parts and the sum.
+        torch.testing.assert_close(result.double(), dense(layers, x[rank]), rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"format": "fp8", "hidden": 128}, "format is fp8"),
+        ({"receive": "compact"}, "receive is compact"),
+        ({"receive": "compact", "combine_weights": True}, "combine_weights is true"),
+    ],
+)
+def test_a_layer_of_another_plan_is_refused(bench, config, match):
+    of = bench(1, **config)
+    with pytest.raises(ferry.ArgumentError, match=match):
+        ferry_torch.MoE(ferry_torch.Exchange(of.ranks[0]), 32)
+
+
+@pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
+@pytest.mark.parametrize("receive", ["view", "strided", "compact"])
+def test_rows_as_they_came(bench, receive, id_type):
+    of, plain = bench(2, receive=receive), bench(2, receive=receive)
+    problem = of.problem(6)
+    ids = [given.astype("int64" if id_type == torch.int64 else "int32") for given in problem.ids]
+    wanted = plain.ranks.dispatch(problem.arguments[0], ids, problem.arguments[2])
+
+    def run(rank):
+        exchange = ferry_torch.Exchange(of.ranks[rank])
+        x, _, weights = tensors(problem, rank)
+        output = exchange.dispatch(x, torch.from_numpy(ids[rank]), weights)
+        shape = (output.rows, of.config.hidden)
+        sums = exchange.combine(torch.ones(shape, dtype=torch.bfloat16), len(x))
+        return output, sums
+
+    for rank, (output, sums) in enumerate(in_threads(run, 2)):
+        assert output.ids.dtype == id_type and (output.tokens is None) == (receive == "view")
+        for name in ("src_info", "ids", "weights", "source_rows", "expert_rows"):
+            np.testing.assert_array_equal(getattr(output, name).numpy(), getattr(wanted[rank], name))
+        if receive != "view":
+            here = output.src_info[:, 0].numpy() >= 0
+            np.testing.assert_array_equal(as_bits(output.tokens)[here], wanted[rank].tokens[here])
+        # Each rank with an expert of the token returns a row of ones.
+        experts = of.plan.local_experts
+        came = [
+            len({number // experts for number in row if number >= 0}) for row in problem.ids[rank].tolist()
+        ]
+        np.testing.assert_array_equal(sums[:, 0].float().numpy(), came)

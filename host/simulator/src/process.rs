@@ -1,0 +1,238 @@
+//! A machine whose ranks are processes: in that of rank 0 are the machine, and a thread for each connection.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{iter, process, thread};
+
+use crate::args::Args;
+use crate::error::SimulatorError;
+use crate::options::Options;
+use crate::remote::{MOST_BYTES, PAUSE, Remote, VERSION, operation, receive, refused, send, word};
+use crate::simulator::Simulator;
+
+/// Longest wait for a newcomer's hello.
+const HELLO: Duration = Duration::from_secs(2);
+
+/// State that the connections share.
+struct Host {
+    simulator: Simulator,
+    /// Longest wait for a rank that does not come.
+    timeout: Duration,
+    ranks: Mutex<Vec<Rank>>,
+    changed: Condvar,
+}
+
+/// State of a rank's process.
+#[derive(Clone, Default)]
+struct Rank {
+    /// Connections that have come, a bit each.
+    lanes: u8,
+    lost: Option<Instant>,
+    /// Number that it brought to the collective under way.
+    brought: Option<u64>,
+    /// Result of the last collective, until its thread takes it.
+    result: Option<Result<Vec<u64>, SimulatorError>>,
+}
+
+impl Simulator {
+    /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
+    /// talk to it over a Unix socket at `path`, which other users cannot open. Collective. This and every
+    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
+    ///
+    /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
+    /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.
+    pub fn join(
+        path: &Path,
+        rank: u32,
+        options: &Options,
+        timeout: Duration,
+    ) -> Result<Self, SimulatorError> {
+        let ranks = options.ranks;
+        if rank >= ranks || ranks > ferry_layout::MAX_RANKS {
+            return Err(SimulatorError::NoSuchRank { rank, ranks });
+        }
+        if rank == 0 {
+            start(path, options.clone(), timeout)?;
+        }
+        Ok(Self::at(Remote::connect(path, rank, ranks, timeout)?))
+    }
+}
+
+/// Makes the socket and the machine, and serves until all connections have ended.
+fn start(path: &Path, options: Options, timeout: Duration) -> Result<(), SimulatorError> {
+    let at = |error| refused(format!("cannot listen at {}: {error}", path.display()));
+    let listener = listen(path).map_err(at)?;
+    let host = Arc::new(Host {
+        ranks: Mutex::new(vec![Rank::default(); options.ranks as usize]),
+        simulator: Simulator::start(options)?,
+        timeout,
+        changed: Condvar::new(),
+    });
+    let path = path.to_owned();
+    thread::spawn(move || {
+        let until = Instant::now() + timeout;
+        while Instant::now() < until && host.ranks().iter().any(|rank| rank.lanes != 3) {
+            let Ok((stream, _)) = listener.accept() else {
+                thread::sleep(PAUSE);
+                continue;
+            };
+            let host = Arc::clone(&host);
+            thread::spawn(move || host.meet(stream));
+        }
+        // All have come, or time is up.
+        let _ = fs::remove_file(path);
+    });
+    Ok(())
+}
+
+/// Listens at `path`, for this user alone from the first moment on.
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(ErrorKind::AddrInUse.into());
+    }
+    let mut folder = path.as_os_str().to_owned();
+    folder.push(format!(".{}", process::id()));
+    DirBuilder::new().mode(0o700).create(&folder)?;
+    let inside = Path::new(&folder).join("s");
+    let listener = UnixListener::bind(&inside).and_then(|listener| {
+        fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        fs::rename(&inside, path)?;
+        Ok(listener)
+    });
+    fs::remove_dir_all(folder)?;
+    listener
+}
+
+impl Host {
+    fn ranks(&self) -> MutexGuard<'_, Vec<Rank>> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves one connection to its end.
+    fn meet(&self, mut stream: UnixStream) {
+        // Neither fails on a connected socket.
+        let _ = stream.set_nonblocking(false);
+        let _ = stream.set_read_timeout(Some(HELLO));
+        let hello = receive(&mut stream, 3);
+        let rank = match hello.and_then(|(words, names)| self.admit(words, &names)) {
+            Ok(rank) => rank,
+            Err(error) => {
+                let _ = send(&mut stream, &[1], error.to_string().as_bytes());
+                return;
+            }
+        };
+        let _ = stream.set_read_timeout(None);
+        let mut sent = send(&mut stream, &[0], &[]);
+        while sent.is_ok() {
+            sent = receive(&mut stream, MOST_BYTES).and_then(|(words, payload)| {
+                match self.obey(rank as u32, words, &payload) {
+                    Ok(answer) => send(&mut stream, &[0], &answer),
+                    Err(error) => send(&mut stream, &[1], error.to_string().as_bytes()),
+                }
+            });
+        }
+        self.ranks()[rank].lost.get_or_insert_with(Instant::now);
+        self.changed.notify_all();
+        // Fails only if the simulation has ended.
+        let _ = self.simulator.lose(rank as u32);
+    }
+
+    /// Checks a hello, and returns the rank.
+    fn admit(&self, [operation, version]: [u64; 2], names: &[u8]) -> std::io::Result<usize> {
+        let refused = |text| Err(Error::new(ErrorKind::InvalidData, text));
+        let ([rank, ranks, lane], operation::HELLO, VERSION) = (names, operation, version) else {
+            return refused(format!("version {version:#x}, and rank 0 has {VERSION:#x}"));
+        };
+        let mut all = self.ranks();
+        if usize::from(*ranks) != all.len() {
+            let ours = all.len();
+            return refused(format!(
+                "rank {rank} expects {ranks} ranks, and rank 0 {ours}"
+            ));
+        }
+        match all.get_mut(usize::from(*rank)) {
+            Some(of) if *lane < 2 && of.lanes >> lane & 1 == 0 => of.lanes |= 1 << lane,
+            _ => return refused(format!("rank {rank} has come already, or does not exist")),
+        }
+        Ok(usize::from(*rank))
+    }
+
+    fn obey(
+        &self,
+        rank: u32,
+        [operation, argument]: [u64; 2],
+        payload: &[u8],
+    ) -> Result<Vec<u8>, SimulatorError> {
+        let simulator = &self.simulator;
+        let done = |()| Vec::new();
+        match operation {
+            operation::ALLOC => Ok(simulator.alloc(rank, argument)?.to_le_bytes().into()),
+            operation::FREE => simulator.free(argument).map(done),
+            operation::WRITE => simulator.write(argument, payload).map(done),
+            operation::READ if word(payload) <= MOST_BYTES => {
+                let mut bytes = vec![0; word(payload) as usize];
+                simulator.read(argument, &mut bytes).map(|()| bytes)
+            }
+            operation::LAUNCH => match Args::from_bytes(argument, payload) {
+                Some((kernel, args)) => simulator.launch(rank, kernel, args).map(done),
+                None => Err(refused(format!(
+                    "kernel {argument}, {} bytes",
+                    payload.len()
+                ))),
+            },
+            operation::SYNCHRONIZE => simulator.synchronize(rank).map(done),
+            operation::GATHER => self.gather(rank as usize, argument, Ok),
+            operation::WINDOWS => self.gather(rank as usize, argument, |bytes| {
+                simulator.alloc_symmetric(bytes.into_iter().max().unwrap_or(0))
+            }),
+            _ => Err(refused(format!("operation {operation} of {argument:#x}"))),
+        }
+    }
+
+    /// Waits until all ranks have brought a value; the last one makes the result of them.
+    fn gather(
+        &self,
+        rank: usize,
+        value: u64,
+        make: impl FnOnce(Vec<u64>) -> Result<Vec<u64>, SimulatorError>,
+    ) -> Result<Vec<u8>, SimulatorError> {
+        let (mut ranks, until) = (self.ranks(), Instant::now() + self.timeout);
+        ranks[rank].brought = Some(value);
+        let values: Option<Vec<u64>> = ranks.iter().map(|rank| rank.brought).collect();
+        if let Some(values) = values {
+            let results = iter::repeat(make(values));
+            for (rank, result) in ranks.iter_mut().zip(results) {
+                (rank.brought, rank.result) = (None, Some(result));
+            }
+            self.changed.notify_all();
+        }
+        loop {
+            if let Some(result) = ranks[rank].result.take() {
+                return Ok(result?.into_iter().flat_map(u64::to_le_bytes).collect());
+            }
+            let lost = ranks
+                .iter()
+                .zip(0_u32..)
+                .filter_map(|(rank, at)| Some((rank.lost?, at)));
+            if let Some((_, lost)) = lost.min() {
+                return Err(refused(format!("rank {lost} was lost: its process ended")));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let missing = ranks.iter().position(|rank| rank.brought.is_none());
+                let (missing, seconds) = (missing.unwrap_or(0), self.timeout.as_secs_f64());
+                return Err(refused(format!(
+                    "rank {missing} did not come within {seconds} s"
+                )));
+            }
+            let waited = self.changed.wait_timeout(ranks, left);
+            ranks = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The Python package: its wheel, and its tests in virtual environments.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Subcommand, ValueEnum};
+use xshell::{Shell, cmd};
+
+use crate::places::Places;
+
+mod torch;
+
+/// The package, below the workspace root.
+const PACKAGE: &str = "host/python";
+/// Programs that build and check a wheel, by their names in the package index. A new pip installs into other
+/// environments.
+const TOOLS: [&str; 6] = [
+    "pip",
+    "maturin",
+    "abi3audit",
+    "basedpyright",
+    "mypy",
+    "ruff",
+];
+/// Packages that the tests without torch need, beside the wheel.
+const TESTED_WITH: [&str; 2] = ["numpy", "pytest"];
+
+/// Tasks of the Python package.
+#[derive(Subcommand)]
+pub(crate) enum Task {
+    /// Build the wheel in target/python/wheels; check it, and test it in a clean virtual environment
+    PackagePython {
+        /// Cargo's profile for the native module
+        #[arg(long, value_enum, default_value = "release")]
+        profile: Profile,
+        /// Features of the native module, instead of those in pyproject.toml (cuda)
+        #[arg(long, value_name = "FEATURES")]
+        features: Option<String>,
+        /// Build and check, and run no tests
+        #[arg(long)]
+        no_test: bool,
+    },
+    /// Test the wheel of the last package-python with torch, in a virtual environment outside the checkout
+    TestPython {
+        /// Run the tests with torch
+        #[arg(long, required = true)]
+        torch: bool,
+        /// Make the environment first, of 4.5 GB
+        #[arg(long)]
+        make: bool,
+        /// Folder of the environment
+        #[arg(long, value_name = "DIR", default_value = "../ferry-torch")]
+        environment: PathBuf,
+        /// Arguments of pytest
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+/// Cargo's profile for the native module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Profile {
+    /// Builds soon
+    Dev,
+    /// Runs fast
+    Release,
+}
+
+pub(crate) fn run(places: &Places, task: &Task) -> Result<()> {
+    match task {
+        Task::PackagePython {
+            profile,
+            features,
+            no_test,
+        } => {
+            let wheel = package(places, *profile, features.as_deref())?;
+            if *no_test {
+                return Ok(());
+            }
+            test(places, &wheel)
+        }
+        Task::TestPython {
+            make,
+            environment,
+            arguments,
+            ..
+        } => {
+            let environment = places.root.join(environment);
+            torch::run(places, &environment, *make, arguments)
+        }
+    }
+}
+
+/// Folder of everything that these tasks make, except the environment with torch.
+fn folder(places: &Places) -> PathBuf {
+    places.target_dir.join("python")
+}
+
+/// Builds the wheel and checks it. Returns its path.
+fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<PathBuf> {
+    let begin = Instant::now();
+    let (shell, tools) = (shell(places)?, tools(places)?);
+    let source = places.root.join(PACKAGE);
+    cmd!(shell, "{tools}/ruff check --quiet {source}")
+        .quiet()
+        .run()?;
+    cmd!(shell, "{tools}/ruff format --quiet --check {source}")
+        .quiet()
+        .run()?;
+    let wheels = folder(places).join("wheels");
+    shell.remove_path(&wheels)?;
+    let name = match profile {
+        Profile::Dev => "dev",
+        Profile::Release => "release",
+    };
+    let features = features.map(|features| ["--no-default-features", "--features", features]);
+    let (manifest, target) = (source.join("Cargo.toml"), &places.target_dir);
+    cmd!(
+        shell,
+        "{tools}/maturin build --quiet --profile {name} --manifest-path {manifest} --target-dir {target}
+         --out {wheels}"
+    )
+    .args(features.into_iter().flatten())
+    .quiet()
+    .run()
+    .context("maturin cannot build the wheel")?;
+    let wheel = wheel(places)?;
+    cmd!(shell, "{tools}/abi3audit --strict {wheel}")
+        .quiet()
+        .ignore_stdout()
+        .run()
+        .context("the wheel uses more than the stable ABI")?;
+    let bytes = std::fs::metadata(&wheel)?.len();
+    println!(
+        "{}: {:.2} MB, built and checked in {} s",
+        wheel.display(),
+        bytes as f64 / 1e6,
+        begin.elapsed().as_secs()
+    );
+    Ok(wheel)
+}
+
+/// The only wheel that was built.
+fn wheel(places: &Places) -> Result<PathBuf> {
+    let wheels = folder(places).join("wheels");
+    let found = Shell::new()?.read_dir(&wheels).unwrap_or_default();
+    let mut found = found.into_iter();
+    found
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .with_context(|| {
+            let wheels = wheels.display();
+            format!("no wheel in {wheels}; make one with `cargo xtask package-python`")
+        })
+}
+
+/// Installs the wheel into an environment that has nothing else, and runs the tests there.
+fn test(places: &Places, wheel: &Path) -> Result<()> {
+    let begin = Instant::now();
+    let (shell, tools) = (shell(places)?, tools(places)?);
+    let clean = folder(places).join("clean");
+    shell.remove_path(&clean)?;
+    let programs = environment(&shell, &clean, &["--without-pip"])?;
+    let into = ["--python", path(&clean)?];
+    let quiet = ["--quiet", "--disable-pip-version-check"];
+    cmd!(
+        shell,
+        "{tools}/python -m pip {into...} install {quiet...} {wheel}"
+    )
+    .args(TESTED_WITH)
+    .quiet()
+    .run()
+    .context("cannot install the wheel")?;
+    let source = places.root.join(PACKAGE);
+    // Not beside the sources, which Python would import instead of the wheel.
+    shell.change_dir(&clean);
+    let tests = source.join("tests");
+    cmd!(
+        shell,
+        "{programs}/python -m pytest -q -p no:cacheprovider {tests}"
+    )
+    .quiet()
+    .env("PYTHONDONTWRITEBYTECODE", "1")
+    .run()
+    .context("the tests of the Python package failed")?;
+    check_types(places, &shell, &tools, &programs)?;
+    println!("tested in {} s", begin.elapsed().as_secs());
+    Ok(())
+}
+
+/// Compares the stubs with the module, and checks the types of the installed package.
+fn check_types(places: &Places, shell: &Shell, tools: &Path, programs: &Path) -> Result<()> {
+    let source = places.root.join(PACKAGE);
+    let package = PathBuf::from(installed(shell, programs)?);
+    let packages = package.parent().context("a package is in a folder")?;
+    let (mypy_ini, allowed) = (source.join("mypy.ini"), source.join("tests/stubtest.txt"));
+    let given = [
+        "--mypy-config-file",
+        path(&mypy_ini)?,
+        "--allowlist",
+        path(&allowed)?,
+    ];
+    cmd!(
+        shell,
+        "{tools}/python -m mypy.stubtest --concise ferry_ep {given...}"
+    )
+    .quiet()
+    .env("PYTHONPATH", packages)
+    .env("MYPYPATH", packages)
+    .run()
+    .context("the stubs do not fit the module")?;
+    let (python, settings) = (programs.join("python"), source.join("pyproject.toml"));
+    let given = [
+        "--pythonpath",
+        path(&python)?,
+        "--project",
+        path(&settings)?,
+    ];
+    cmd!(
+        shell,
+        "{tools}/basedpyright --level error {given...} {package}"
+    )
+    .quiet()
+    .run()
+    .context("the package's types do not fit together")
+}
+
+/// Folder of the installed package.
+fn installed(shell: &Shell, programs: &Path) -> Result<String> {
+    let code = "import ferry_ep, os; print(os.path.dirname(ferry_ep.__file__))";
+    Ok(cmd!(shell, "{programs}/python -c {code}").quiet().read()?)
+}
+
+/// Programs of an environment with the tools, which is made once.
+fn tools(places: &Places) -> Result<PathBuf> {
+    let shell = shell(places)?;
+    let tools = folder(places).join("tools");
+    let programs = tools.join("bin");
+    if TOOLS.iter().all(|tool| programs.join(tool).is_file()) {
+        return Ok(programs);
+    }
+    environment(&shell, &tools, &[])?;
+    let quiet = ["--quiet", "--disable-pip-version-check", "--upgrade"];
+    cmd!(shell, "{programs}/python -m pip install {quiet...}")
+        .args(TOOLS)
+        .quiet()
+        .run()
+        .context("cannot install the programs that build and check the wheel")?;
+    Ok(programs)
+}
+
+/// Makes a virtual environment, and returns the folder of its programs.
+fn environment(shell: &Shell, at: &Path, options: &[&str]) -> Result<PathBuf> {
+    let version = "import sys; print(sys.version_info >= (3, 10))";
+    let is_new = cmd!(shell, "python3 -c {version}").quiet().read()?;
+    ensure!(is_new == "True", "python3 is older than 3.10");
+    cmd!(shell, "python3 -m venv {options...} {at}")
+        .quiet()
+        .run()
+        .context(
+            "cannot make a virtual environment; get one with `apt-get install python3-venv`",
+        )?;
+    Ok(at.join("bin"))
+}
+
+fn shell(places: &Places) -> Result<Shell> {
+    let shell = Shell::new()?;
+    shell.change_dir(&places.root);
+    Ok(shell)
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str().context("a path is not text")
+}
