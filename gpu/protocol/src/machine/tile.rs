@@ -2,7 +2,7 @@
 
 use ferry_layout::ByteOffset;
 
-use crate::machine::rows::Row;
+use crate::machine::rows::{ByteRange, Row};
 
 /// Operations of a warp on tiles. All lanes take part in each operation, with the same arguments.
 ///
@@ -72,4 +72,31 @@ pub trait Tiles {
     fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;
     /// Rounds sums to BF16.
     fn round_to_bf16(&self, sums: Self::Sums) -> Self::Vector;
+}
+
+/// Asserts in debug builds that a tile begins inside its byte range, which the row has; all are whole
+/// vectors.
+#[inline(always)]
+pub fn debug_assert_is_inside<T: Tiles>(
+    machine: &T,
+    row: T::Address,
+    start: u32,
+    range: ByteRange,
+) {
+    let ByteRange { start: first, end } = range;
+    debug_assert!(
+        [first, start, end]
+            .iter()
+            .all(|at| at.is_multiple_of(T::VECTOR_BYTES)),
+        "bytes {first}..{end} from {start} are not whole vectors of {}",
+        T::VECTOR_BYTES
+    );
+    debug_assert!(
+        first <= start && start <= end,
+        "byte {start} of bytes {first}..{end}"
+    );
+    debug_assert!(
+        machine.has_bytes(row, end),
+        "bytes {first}..{end} leave their row"
+    );
 }

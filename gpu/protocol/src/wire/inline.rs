@@ -17,7 +17,7 @@ use crate::machine::deadline::Deadline;
 use crate::machine::finishing::Finish;
 use crate::machine::miss::TimedOut;
 use crate::machine::rows::{Bits, ByteRange, Row};
-use crate::machine::tile::Tiles;
+use crate::machine::tile::{Tiles, debug_assert_is_inside};
 
 use core::array::from_fn;
 
@@ -205,32 +205,32 @@ pub fn sum<T: Tiles + Deadline>(
     let mut start = range.start;
     while start < range.end {
         let begun = finish.begin(machine, start, range.end);
-        sum_tile(
-            machine,
-            (range, polls_all),
-            start,
-            rows,
-            begun,
-            &from,
-            |sums| {
-                if !finish.is_rounding() {
-                    return finish.store(machine, to, start, range.end, sums);
-                }
-                let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
-                debug_assert_is_inside(machine, to, start, range);
-                machine.store_tile(to, start, range.end, &sums);
-            },
-        )?;
+        let polling = Polling { range, polls_all };
+        sum_tile(machine, polling, start, rows, begun, &from, |sums| {
+            if !finish.is_rounding() {
+                return finish.store(machine, to, start, range.end, sums);
+            }
+            let (to, sums) = (machine.row(to), sums.map(|sum| machine.round_to_bf16(sum)));
+            debug_assert_is_inside(machine, to, start, range);
+            machine.store_tile(to, start, range.end, &sums);
+        })?;
         start += bytes_of::<T>(SUM_DEPTH);
     }
     Ok(())
+}
+
+/// Way in which the rows of a [`sum`] are polled.
+#[derive(Clone, Copy)]
+struct Polling {
+    range: ByteRange,
+    polls_all: bool,
 }
 
 /// The tile of a [`sum`] that begins at byte `start`, added to `sums`.
 #[inline(always)]
 fn sum_tile<T: Tiles + Deadline>(
     machine: &T,
-    (range, polls_all): (ByteRange, bool),
+    polling: Polling,
     start: u32,
     rows: u32,
     mut sums: [T::Sums; SUM_DEPTH],
@@ -243,6 +243,7 @@ fn sum_tile<T: Tiles + Deadline>(
             "as many are spelled out, so that they stay in registers"
         )
     };
+    let Polling { range, polls_all } = polling;
     let mut group = RowGroup::first_of(rows);
     while group.is_some() {
         let row = |index: u32| machine.own_row(from(group.row(index)));
@@ -301,26 +302,4 @@ fn wait_for_vector<T: Tiles + Deadline>(
         }
     }
     Ok(())
-}
-
-/// Asserts in debug builds that a tile begins inside its byte range, which the row has; all are whole
-/// vectors.
-#[inline(always)]
-fn debug_assert_is_inside<T: Tiles>(machine: &T, row: T::Address, start: u32, range: ByteRange) {
-    let ByteRange { start: first, end } = range;
-    debug_assert!(
-        [first, start, end]
-            .iter()
-            .all(|at| at.is_multiple_of(T::VECTOR_BYTES)),
-        "bytes {first}..{end} from {start} are not whole vectors of {}",
-        T::VECTOR_BYTES
-    );
-    debug_assert!(
-        first <= start && start <= end,
-        "byte {start} of bytes {first}..{end}"
-    );
-    debug_assert!(
-        machine.has_bytes(row, end),
-        "bytes {first}..{end} leave their row"
-    );
 }
