@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ferry::device::{Args, CombineWith, DispatchWith, FaultPage, Launch};
 use ferry::*;
-use ferry_layout::{Common, PROTOCOL_VERSION, ReceiveLayout};
+use ferry_layout::{Common, PROTOCOL_VERSION};
 use noted::*;
 
 #[test]
@@ -153,7 +153,7 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
 
 /// Fingerprint of everything that ranks must agree on, including layout and protocol.
 fn fingerprint(plan: &Plan) -> u64 {
-    Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION, ReceiveLayout::ByExpert)
+    Common::of(plan.shape()).fingerprint(PROTOCOL_VERSION, false, false)
 }
 
 #[test]

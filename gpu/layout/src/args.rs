@@ -4,7 +4,6 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
-use crate::receive::ReceiveLayout;
 use crate::scale_placement;
 use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
@@ -64,14 +63,15 @@ impl Common {
     }
 
     /// Fingerprint of everything that ranks must agree on: all numbers that follow from a shape, and the
-    /// version of their meaning. `receive`: layout of received rows, as headers depend on it. FNV-1a, 64 bits
-    /// (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
-    pub fn fingerprint(&self, version: u32, receive: ReceiveLayout) -> u64 {
+    /// version of their meaning. `keeps_rows`: whether received rows stay as they came, as headers
+    /// depend on it. `combine_weights`: whether weights travel back, also where they fit in the stride of a
+    /// row. FNV-1a, 64 bits (Fowler, Noll, Vo; offset basis and prime of the 64-bit variant).
+    pub fn fingerprint(&self, version: u32, keeps_rows: bool, combine_weights: bool) -> u64 {
         let hash =
             |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         let version = version.to_le_bytes();
-        let keeps_rows = [u8::from(receive.keeps_rows())];
-        let bytes = version.iter().chain(&keeps_rows);
+        let kinds = [u8::from(keeps_rows), u8::from(combine_weights)];
+        let bytes = version.iter().chain(&kinds);
         let bytes = bytes.chain(bytemuck::bytes_of(self));
         bytes.fold(0xcbf2_9ce4_8422_2325, hash)
     }

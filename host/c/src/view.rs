@@ -39,6 +39,7 @@ pub unsafe extern "C" fn ferry_communicator_view(
         // SAFETY: the rules of handles and pointers.
         unsafe {
             look_at(communicator, |rank| {
+                // The caller reads it between dispatch and combine only: documented in ferry.h.
                 let found = rank.view()?;
                 let found = ferry_view {
                     size: 0,

@@ -25,6 +25,9 @@ pub(crate) struct Returned {
     pub(crate) output: CombineOutput,
 }
 
+/// Address of the weights of no rows, which kernels do not read: not 0, which says that no weights return.
+const NO_ROWS: u64 = 16;
+
 impl CombineInput {
     /// The experts' outputs alone: no weights and no epilogue.
     pub const fn new(expert_rows: Tensor<2>) -> Self {
@@ -220,7 +223,8 @@ impl CombineInput {
         Ok(ReturnedRows {
             initial: address_or_none(self.initial[0]),
             second_initial: address_or_none(self.initial[1]),
-            weights: address_or_none(given),
+            // Of no rows, weights may have no address.
+            weights: given.map_or(0, |tensor| tensor.at.address().max(NO_ROWS)),
             combined_weights: address_or_none(returned),
             is_on: 1,
             layout: config.receive.number(),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ferry_layout::{Common, PROTOCOL_VERSION, Rank};
+use ferry_layout::{Common, Rank};
 
 use super::open::Open;
 use super::seat::{Seat, seats};
@@ -158,10 +158,7 @@ fn set_up(
 fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
     // With `skip_a2a` all ranks have all tokens, and divide the shared expert's among them.
     let shares = plan.config().skip_a2a && plan.config().shared_expert;
-    let ours = plan
-        .common()
-        .fingerprint(PROTOCOL_VERSION, plan.config().receive)
-        ^ u64::from(shares);
+    let ours = plan.fingerprint() ^ u64::from(shares);
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {

@@ -54,7 +54,8 @@ impl Communicator {
     /// let config = Config { receive: ReceiveLayout::View, ..Config::new(4, 2, 8, 3) };
     /// let plan = Plan::new(&group, config)?;
     /// let mut rank = Communicator::new(&group, &plan)?.remove(0);
-    /// let refused = rank.view().unwrap_err().to_string();
+    /// // SAFETY: nothing is returned.
+    /// let refused = unsafe { rank.view() }.unwrap_err().to_string();
     /// assert_eq!(
     ///     refused,
     ///     "view is out of order: no round is open; dispatch or dispatch_async comes next"
@@ -66,7 +67,16 @@ impl Communicator {
     /// # Errors
     /// [`Error::NoView`] unless the plan's receive layout is a view; [`Error::WrongOrder`] unless `dispatch`
     /// or `dispatch_wait` was called last; [`Error::Poisoned`].
-    pub fn view(&self) -> Result<View, Error> {
+    ///
+    /// # Safety
+    /// The tensors are only read, in stream order between this round's dispatch and its combine, and no copy
+    /// of them is used once the communicator is closed or dropped.
+    pub unsafe fn view(&self) -> Result<View, Error> {
+        self.current_view()
+    }
+
+    /// [`view`](Self::view), for uses that end here.
+    fn current_view(&self) -> Result<View, Error> {
         let receive = self.plan.config().receive;
         if receive != ReceiveLayout::View {
             return Err(Error::NoView { receive });
@@ -83,8 +93,8 @@ impl Communicator {
         let (shape, config, rows) = (plan.shape(), plan.config(), plan.max_rows());
         let first = self.common.window.dispatch_row(Rank(0), 0).bytes();
         let start = self.common.own_window + first;
-        // SAFETY: these are bytes of the rank's window, which the fabric allocated in the plan's size, until
-        // the communicator is closed.
+        // SAFETY: these are bytes of the rank's window, which the fabric allocated in the plan's size and which
+        // stay until the communicator is closed; no copy is used after that: documented on `view`.
         let all = unsafe { DevicePtr::new(start, rows as u64 * row_stride) };
         let at = |offset: u32| all.plus(offset.into());
         let strided = |at, data_type: DataType, columns: usize| Tensor {
@@ -122,7 +132,7 @@ impl Communicator {
         if self.plan.config().receive != ReceiveLayout::View {
             return Ok(rows);
         }
-        let view = self.view()?;
+        let view = self.current_view()?;
         rows.tokens = self.packed(&view.tokens)?;
         if let Some(scales) = &view.scales {
             rows.scales = self.packed(scales)?;

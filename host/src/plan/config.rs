@@ -20,7 +20,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 /// ```
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
-/// `specialise`, `options` and, without `skip_a2a`, `shared_expert`;
+/// `specialise`, `options`, `transposed_scales`, `clear_absent`, which layout keeps rows if `receive` does,
+/// and, without `skip_a2a`, `shared_expert`;
 /// [`Communicator::new`](crate::Communicator::new) compares.
 ///
 /// # In files

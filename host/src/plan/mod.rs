@@ -6,8 +6,8 @@ pub(crate) mod config;
 pub(crate) mod scale_form;
 
 use ferry_layout::{
-    CombineMode, Common, MAX_COUNTED_EXPERTS, Rank, Shape, SharedTokens, Window, Workspace,
-    scale_placement,
+    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, Shape, SharedTokens, Window,
+    Workspace, scale_placement,
 };
 
 use crate::error::{Error, PlanError};
@@ -277,6 +277,17 @@ impl Plan {
     /// Kernel arguments that follow from the plan; all others are zero.
     pub(crate) fn common(&self) -> Common {
         Common::with(&self.shape, self.config.combine_weights)
+    }
+
+    /// Fingerprint of everything that ranks must agree on.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let Config {
+            receive,
+            combine_weights,
+            ..
+        } = self.config;
+        let common = self.common();
+        common.fingerprint(PROTOCOL_VERSION, receive.keeps_rows(), combine_weights)
     }
 
     /// The deadline in nanoseconds.

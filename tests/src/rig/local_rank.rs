@@ -199,7 +199,11 @@ impl LocalRank {
         let (output, hidden) = (&self.slots[0].output, problem.hidden);
         let layout = RowLayout::of(&self.settings.config, output.src_info.dims[0]);
         self.viewed = match layout.is_view() {
-            true => Some(read_view(&*self.device, &communicator.view()?, &layout)?),
+            true => {
+                // SAFETY: the view is read here, before combine.
+                let view = unsafe { communicator.view() }?;
+                Some(read_view(&*self.device, &view, &layout)?)
+            }
             false => None,
         };
         let rows = Rows::download(&*self.device, output, layout, self.viewed.as_ref())?;

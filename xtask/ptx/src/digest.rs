@@ -74,7 +74,7 @@ impl Digest {
                 .collect();
             digest
                 .violations
-                .extend(violations(artifact.variant, &module, &kernels));
+                .extend(violations(generator, artifact.variant, &module, &kernels));
             let text = section(package, artifact.variant, &module, &kernels);
             digest.sections.push(Section {
                 variant: artifact.variant,
