@@ -93,8 +93,8 @@ impl Communicator {
         let (shape, config, rows) = (plan.shape(), plan.config(), plan.max_rows());
         let first = self.common.window.dispatch_row(Rank(0), 0).bytes();
         let start = self.common.own_window + first;
-        // SAFETY: these are bytes of the rank's window, which the fabric allocated in the plan's size and which
-        // stay until the communicator is closed; no copy is used after that: documented on `view`.
+        // SAFETY: these are bytes of the rank's window, which the fabric allocated in the plan's size and
+        // which stay until the communicator is closed; no copy is used after that: documented on `view`.
         let all = unsafe { DevicePtr::new(start, rows as u64 * row_stride) };
         let at = |offset: u32| all.plus(offset.into());
         let strided = |at, data_type: DataType, columns: usize| Tensor {
