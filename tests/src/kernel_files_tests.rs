@@ -72,8 +72,11 @@ fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
     assert!(error.is_some_and(|error| error.starts_with(&wanted)));
 }
 
+/// Makes the files of a command line with one flag.
+type Given = fn(PathBuf) -> KernelFiles;
+
 /// The flags of kernels that take options, each with a file.
-const WITH_OPTIONS: [(&str, fn(PathBuf) -> KernelFiles); 2] = [
+const WITH_OPTIONS: [(&str, Given); 2] = [
     ("--options-kernels", |file| KernelFiles {
         options_kernels: Some(file),
         ..KernelFiles::default()
