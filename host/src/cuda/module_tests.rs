@@ -2,11 +2,8 @@
 
 use std::ffi::CStr;
 use std::mem::offset_of;
-use std::ops::Range;
 
-use ferry_layout::{
-    COMMON_OFFSET, CombineOptions, CombineWith, Common, DispatchOptions, DispatchWith,
-};
+use ferry_layout::{COMMON_OFFSET, Common};
 
 use super::*;
 use crate::device::kernels::specialize::SHAPE;
@@ -100,49 +97,6 @@ fn kernels_with_options_take_them_behind_the_arguments() {
                 };
                 let wanted = [kernels::option_bytes(kernel) + epilogue];
                 kernels::require(&text, kernel.entry(shmem), &wanted).unwrap();
-            }
-        }
-    }
-}
-
-/// Bytes of the parameter in which a kernel of `set` has options that only the other kind takes.
-fn of_other_kind(set: KernelSet, kernel: Kernel) -> Range<usize> {
-    let (start, range) = if kernel.combines() {
-        let by_expert =
-            offset_of!(CombineOptions, row_weights)..offset_of!(CombineOptions, tokens_on_device);
-        let rows = offset_of!(CombineOptions, rows)..size_of::<CombineOptions>();
-        let range = if set == KernelSet::Rows {
-            by_expert
-        } else {
-            rows
-        };
-        (offset_of!(CombineWith<()>, options), range)
-    } else {
-        let by_expert =
-            offset_of!(DispatchOptions, shared_of)..offset_of!(DispatchOptions, wide_ids);
-        let rows = offset_of!(DispatchOptions, rows)..size_of::<DispatchOptions>();
-        let range = if set == KernelSet::Rows {
-            by_expert
-        } else {
-            rows
-        };
-        (offset_of!(DispatchWith, options), range)
-    };
-    start + range.start..start + range.end
-}
-
-#[test]
-fn no_embedded_kernel_loads_options_of_the_other_kind() {
-    for (set, ptx) in of_sets(&WITH_OPTIONS) {
-        let text = read(ptx);
-        for kernel in set.kernels() {
-            let others = of_other_kind(set, kernel);
-            for &shmem in REACHES {
-                let entry = kernel.entry(shmem);
-                let body = text.body(text.kernel(entry).expect(entry));
-                let loads = loads(body).filter(|(at, _)| others.contains(at));
-                let loads: Vec<_> = loads.map(|(_, line)| line).collect();
-                assert_eq!(loads, [""; 0], "{set:?} {entry} {}", ptx.target);
             }
         }
     }
