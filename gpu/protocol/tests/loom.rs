@@ -208,21 +208,24 @@ fn read(row: &AtomicU64, wanted: u64) {
     assert!(found <= wanted, "{OVERWRITTEN}");
 }
 
-/// Rank 0 sends a row a round into the same slot of rank 1, which then says that it has read the row.
+/// Rank 0 sends a row a round into the same slot of rank 1.
+fn sender(memory: &Arc<Memory>) -> thread::JoinHandle<()> {
+    let memory = memory.clone();
+    thread::spawn(move || {
+        let warp = memory.warp(0);
+        for epoch in (1..=ROUNDS).map(Epoch) {
+            memory.await_credit(&warp, 1, epoch);
+            memory.rows[1].store(epoch.0, Ordering::Relaxed);
+            warp.release();
+            flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
+        }
+    })
+}
+
+/// Rank 1 says that it has read each row of its sender's.
 fn slot_model(weak: Weak) {
     let memory = Memory::new(weak);
-    let sender = thread::spawn({
-        let memory = memory.clone();
-        move || {
-            let warp = memory.warp(0);
-            for epoch in (1..=ROUNDS).map(Epoch) {
-                memory.await_credit(&warp, 1, epoch);
-                memory.rows[1].store(epoch.0, Ordering::Relaxed);
-                warp.release();
-                flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
-            }
-        }
-    });
+    let sender = sender(&memory);
     let warp = memory.warp(1);
     for epoch in (1..=ROUNDS).map(Epoch) {
         wait(|| flagged::is_full(&warp, memory.flag(0), epoch));

@@ -11,12 +11,22 @@ import pytest
 from oracle import Problem, bits, expert, values
 
 
-class Bench:
-    """A simulated group and its communicators."""
+def pytest_addoption(parser):
+    parser.addoption("--gpu", type=int, help="CUDA device that all ranks share: test_torch.py alone has it")
 
-    def __init__(self, ranks: int, patience: float | None = None, **config) -> None:
+
+class Bench:
+    """A group, simulated or of ranks that share a GPU, and its communicators."""
+
+    def __init__(
+        self, ranks: int, patience: float | None = None, gpu: int | None = None, **config
+    ) -> None:
         sizes = {"experts": 2 * ranks, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 5}
-        self.group = ferry.Group.simulated(ranks, seed=7, patience=patience)
+        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
+        if gpu is None:
+            self.group = ferry.Group.simulated(ranks, seed=7, patience=patience)
+        else:
+            self.group = ferry.Group.local([gpu] * ranks, share_gpus=True)
         self.config = ferry.Config(**(sizes | config))
         self.plan = ferry.Plan(self.group, self.config)
         self.ranks = ferry.Communicators(self.group, self.plan)
@@ -38,12 +48,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench():
+def bench(request):
     """Makes benches, and ends them."""
+    gpu = request.config.getoption("--gpu")
     with contextlib.ExitStack() as stack:
 
         def make(ranks: int = 2, **options) -> Bench:
-            made = Bench(ranks, **options)
+            made = Bench(ranks, **({"gpu": gpu} | options))
             stack.callback(lambda: [rank._native._drop() for rank in made.ranks])
             return made
 

@@ -1,4 +1,8 @@
-"""Operators of torch on the CPU, skipped without torch: `cargo xtask test-python --torch` has it."""
+"""Operators of torch, skipped without torch: `cargo xtask test-python --torch` has it, on the CPU.
+
+With `pytest --gpu 0 test_torch.py` tensors are on a GPU, which all ranks share; CUDA_MODULE_LOADING=EAGER, as a
+kernel that torch loads late would wait for a round that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,25 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 ferry_torch = pytest.importorskip("ferry_ep.torch")
 
 
-def tensors(problem, rank):
+def tensors(of, problem, rank):
     x = torch.from_numpy(problem.x[rank]).bfloat16()
-    return x, torch.from_numpy(problem.ids[rank]), torch.from_numpy(problem.weights[rank])
+    ids, weights = torch.from_numpy(problem.ids[rank]), torch.from_numpy(problem.weights[rank])
+    return x.to(of.device), ids.to(of.device), weights.to(of.device)
+
+
+def on_streams(of, work, count):
+    """Runs ``work(rank)`` in a thread for each rank; on a GPU with a stream of its own."""
+    if of.device == "cpu":
+        return in_threads(work, count)
+    torch.cuda.synchronize()
+
+    def run(rank):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            result = work(rank)
+            torch.cuda.current_stream().synchronize()
+            return result
+
+    return in_threads(run, count)
 
 
 def answers(of, rank, output):
@@ -29,16 +49,25 @@ def answers(of, rank, output):
 
 
 def as_bits(tensor):
-    return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.cpu().view(torch.int16).numpy().view(np.uint16)
 
 
 def test_tensors_of_torch(bench):
     of = bench(2)
     problem = of.problem(1)
-    given = [tensors(problem, rank) for rank in range(2)]
-    rows = of.ranks.dispatch(*zip(*given, strict=True))
+    given = [tensors(of, problem, rank) for rank in range(2)]
+    streams = None
+    if of.device != "cpu":
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+    rows = of.ranks.dispatch(*zip(*given, strict=True), streams=streams)
+    of.ranks.synchronize(streams=streams)
     assert rows[0].tokens.dtype == torch.bfloat16 and rows[0].row_offsets.dtype == torch.int32
-    sums = of.ranks.combine([answers(of, rank, output) for rank, output in enumerate(rows)])
+    given = [answers(of, rank, output) for rank, output in enumerate(rows)]
+    if streams is not None:
+        torch.cuda.synchronize()
+    sums = of.ranks.combine(given, streams=streams)
+    of.ranks.synchronize(streams=streams)
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, "reduced"))))
 
@@ -47,15 +76,15 @@ def test_tensors_of_torch(bench):
 def test_formats(bench, format):
     of = bench(1, format=format, hidden=128)
     exchange = ferry_torch.Exchange(of.ranks[0])
-    x, ids, weights = tensors(of.problem(2), 0)
+    x, ids, weights = tensors(of, of.problem(2), 0)
     output = exchange.dispatch(x, ids, weights)
-    plain = bench(1, format=format, hidden=128)
+    plain = bench(1, gpu=None, format=format, hidden=128)
     problem = plain.problem(2)
     (wanted,) = plain.ranks.dispatch(*problem.arguments)
     end = int(wanted.row_offsets[-1])
-    codes = output.tokens.view(torch.uint8)[:end].numpy()
+    codes = output.tokens.view(torch.uint8)[:end].cpu().numpy()
     np.testing.assert_array_equal(codes, wanted.tokens[:end])
-    exchange.combine(torch.zeros(output.rows, 128, dtype=torch.bfloat16), 5)
+    exchange.combine(torch.zeros(output.rows, 128, dtype=torch.bfloat16, device=of.device), 5)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "exact"])
@@ -65,12 +94,12 @@ def test_operators_in_threads(bench, mode):
 
     def run(rank):
         exchange = ferry_torch.Exchange(of.ranks[rank])
-        x, ids, weights = tensors(problem, rank)
+        x, ids, weights = tensors(of, problem, rank)
         output = exchange.dispatch(x, ids, weights)
         given = weights if mode == "exact" else None
         return exchange.combine(answers(of, rank, output), 5, given)
 
-    for rank, combined in enumerate(in_threads(run, 4)):
+    for rank, combined in enumerate(on_streams(of, run, 4)):
         np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, mode))))
 
 
@@ -86,7 +115,7 @@ def test_compiled_without_a_break(bench):
 
     compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
     for seed, tokens in ((1, 5), (2, 5), (3, 3)):
-        given = tensors(of.problem(seed, tokens=tokens, holes=0), 0)
+        given = tensors(of, of.problem(seed, tokens=tokens, holes=0), 0)
         torch.testing.assert_close(compiled(*given), layers(*given), rtol=0, atol=0)
 
 
@@ -99,7 +128,7 @@ def test_a_round_whose_result_nobody_reads_is_not_dropped(bench):
         exchange.combine(output.tokens, x.shape[0])
         return x + 1
 
-    x, ids, _ = tensors(of.problem(1), 0)
+    x, ids, _ = tensors(of, of.problem(1), 0)
     compiled = torch.compile(unused, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         compiled(x, ids)
@@ -130,7 +159,7 @@ def test_opcheck(bench):
     of = bench(1)
     rank = of.ranks[0]
     exchange = ferry_torch.Exchange(rank)
-    x, ids, weights = tensors(of.problem(4), 0)
+    x, ids, weights = tensors(of, of.problem(4), 0)
     output = exchange.dispatch(x, ids, weights)
     exchange.combine(output.tokens, 5)
     whole = Whole(rank, x, ids)
@@ -140,7 +169,7 @@ def test_opcheck(bench):
     dispatch, combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
     torch.library.opcheck(dispatch, (exchange.handle, state, x, ids, weights, outputs))
     torch.library.opcheck(dispatch, (exchange.handle, state, x, ids, None, outputs))
-    combined = torch.zeros(5, 64, dtype=torch.bfloat16)
+    combined = torch.zeros(5, 64, dtype=torch.bfloat16, device=of.device)
     torch.library.opcheck(combine, (exchange.handle, state, output.tokens, None, combined))
     rows, ends = torch.randn(6, 8), torch.tensor([2, 5], dtype=torch.int32)
     torch.library.opcheck(torch.ops.ferry.grouped_mm.default, (rows, torch.randn(2, 8, 4), ends))
@@ -149,7 +178,7 @@ def test_opcheck(bench):
 def test_gradients_and_ended_communicators_are_refused(bench):
     of = bench(1)
     exchange = ferry_torch.Exchange(of.ranks[0])
-    x, ids, _ = tensors(of.problem(5), 0)
+    x, ids, _ = tensors(of, of.problem(5), 0)
     with pytest.raises(ferry.ArgumentError, match="gradient"):
         exchange.dispatch(x.requires_grad_(), ids)
     with pytest.raises(ferry.TensorError, match="topk_ids"):
@@ -171,7 +200,7 @@ def dense(layers, x):
         torch.cat([getattr(layer, name) for layer in layers]).double() for name in ("gates_and_ups", "downs")
     ]
     ids, topk_weights = layers[0].route(x)
-    result = torch.zeros(x.shape, dtype=torch.float64)
+    result = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for number, weight in zip(ids[token].tolist(), topk_weights[token].tolist(), strict=True):
             gate, up = (x[token].double() @ weights[0][number]).bfloat16().double().chunk(2)
@@ -193,12 +222,12 @@ def test_a_layer_of_experts(bench, is_compiled):
         layer.gates_and_ups.copy_(torch.randn(layer.gates_and_ups.shape) / 8)
         layer.downs.copy_(torch.randn(layer.downs.shape) / 6)
         layers.append(layer)
-    x = [torch.randn(5, 64).bfloat16() for _ in layers]
+    x = [torch.randn(5, 64).bfloat16().to(of.device) for _ in layers]
     run = [
         torch.compile(layer, fullgraph=True, backend="aot_eager") if is_compiled else layer
         for layer in layers
     ]
-    results = in_threads(lambda rank: run[rank](x[rank]), ranks)
+    results = on_streams(of, lambda rank: run[rank](x[rank]), ranks)
     for rank, result in enumerate(results):
         # Three roundings to BF16 of sums of at most a few units, and two of the parts and the sum.
         torch.testing.assert_close(result.double(), dense(layers, x[rank]), rtol=2**-6, atol=2**-6)
@@ -221,29 +250,72 @@ def test_a_layer_of_another_plan_is_refused(bench, config, match):
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
 @pytest.mark.parametrize("receive", ["view", "strided", "compact"])
 def test_rows_as_they_came(bench, receive, id_type):
-    of, plain = bench(2, receive=receive), bench(2, receive=receive)
+    of, plain = bench(2, receive=receive), bench(2, gpu=None, receive=receive)
     problem = of.problem(6)
     ids = [given.astype("int64" if id_type == torch.int64 else "int32") for given in problem.ids]
     wanted = plain.ranks.dispatch(problem.arguments[0], ids, problem.arguments[2])
 
     def run(rank):
         exchange = ferry_torch.Exchange(of.ranks[rank])
-        x, _, weights = tensors(problem, rank)
-        output = exchange.dispatch(x, torch.from_numpy(ids[rank]), weights)
+        x, _, weights = tensors(of, problem, rank)
+        output = exchange.dispatch(x, torch.from_numpy(ids[rank]).to(x.device), weights)
         shape = (output.rows, of.config.hidden)
-        sums = exchange.combine(torch.ones(shape, dtype=torch.bfloat16), len(x))
+        sums = exchange.combine(torch.ones(shape, dtype=torch.bfloat16, device=x.device), len(x))
         return output, sums
 
-    for rank, (output, sums) in enumerate(in_threads(run, 2)):
+    for rank, (output, sums) in enumerate(on_streams(of, run, 2)):
         assert output.ids.dtype == id_type and (output.tokens is None) == (receive == "view")
         for name in ("src_info", "ids", "weights", "source_rows", "expert_rows"):
-            np.testing.assert_array_equal(getattr(output, name).numpy(), getattr(wanted[rank], name))
+            np.testing.assert_array_equal(getattr(output, name).cpu().numpy(), getattr(wanted[rank], name))
         if receive != "view":
-            here = output.src_info[:, 0].numpy() >= 0
+            here = output.src_info[:, 0].cpu().numpy() >= 0
             np.testing.assert_array_equal(as_bits(output.tokens)[here], wanted[rank].tokens[here])
         # Each rank with an expert of the token returns a row of ones.
         experts = of.plan.local_experts
         came = [
             len({number // experts for number in row if number >= 0}) for row in problem.ids[rank].tolist()
         ]
-        np.testing.assert_array_equal(sums[:, 0].float().numpy(), came)
+        np.testing.assert_array_equal(sums[:, 0].float().cpu().numpy(), came)
+
+
+@pytest.mark.parametrize("receive", ["by-expert", "compact"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_captured_graph(bench, ranks, receive):
+    """Two rounds in a graph of each rank; replays of fresh tokens have the bits of eager calls."""
+    of = bench(ranks, receive=receive)
+    if of.device == "cpu":
+        pytest.skip("graphs are captured on a GPU: pytest --gpu 0")
+    exchanges = [ferry_torch.Exchange(rank) for rank in of.ranks]
+
+    def layers(rank, x, ids, weights):
+        for _ in range(2):
+            output = exchanges[rank].dispatch(x, ids, weights)
+            x = exchanges[rank].combine(output.tokens * 2, x.shape[0])
+        return x
+
+    given = [tensors(of, of.problem(0), rank) for rank in range(ranks)]
+    on_streams(of, lambda rank: layers(rank, *given[rank]), ranks)
+    graphs, results = [], []
+    streams = [torch.cuda.Stream() for _ in range(ranks)]
+    for rank in range(ranks):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[rank], stream=streams[rank]):
+            results.append(layers(rank, *given[rank]))
+    for seed in range(1, 4):
+        for rank in range(ranks):
+            for tensor, fresh in zip(given[rank], tensors(of, of.problem(seed), rank), strict=True):
+                tensor.copy_(fresh)
+            results[rank].fill_(float("nan"))
+        torch.cuda.synchronize()
+        for rank in range(ranks):
+            with torch.cuda.stream(streams[rank]):
+                graphs[rank].replay()
+        torch.cuda.synchronize()
+        eager = on_streams(of, lambda rank: layers(rank, *given[rank]), ranks)
+        for rank in range(ranks):
+            np.testing.assert_array_equal(as_bits(results[rank]), as_bits(eager[rank]))
+            assert torch.isfinite(results[rank]).all() and results[rank].any()
+    graphs.clear()
+    for rank in of.ranks:
+        rank.assume_no_graphs()
+    of.ranks.close()

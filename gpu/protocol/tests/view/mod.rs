@@ -8,25 +8,14 @@ use loom::thread;
 
 use super::inline_flags::LOST;
 use super::run::{check, finds};
-use super::{Memory, NOT_WHOLE, OVERWRITTEN, ROUNDS, Weak, read, wait};
+use super::{Memory, NOT_WHOLE, OVERWRITTEN, ROUNDS, Weak, read, sender, wait};
 
 /// Rank 0 sends a row a round. Rank 1's dispatch sees it arrive and writes nothing. After it in the stream a
 /// kernel of the user's reads the row, without a fence; then combine fills it, as with debug checks, and
 /// returns the credit.
 fn view_model(weak: Weak) {
     let memory = Memory::new(weak);
-    let sender = thread::spawn({
-        let memory = memory.clone();
-        move || {
-            let warp = memory.warp(0);
-            for epoch in (1..=ROUNDS).map(Epoch) {
-                memory.await_credit(&warp, 1, epoch);
-                memory.rows[1].store(epoch.0, Ordering::Relaxed);
-                warp.release();
-                flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
-            }
-        }
-    });
+    let sender = sender(&memory);
     let warp = memory.warp(1);
     for epoch in (1..=ROUNDS).map(Epoch) {
         wait(|| flagged::is_full(&warp, memory.flag(0), epoch));

@@ -134,11 +134,10 @@ class Communicators(Sequence[Communicator]):
             initial,
             received_weights,
         )
-        calls, inputs, outs = self._answering(answers, out, weights, data_type, streams)
-        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
+        calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
         _ferry.combine_all(self._natives(), _streams(calls), inputs, outputs)
         _finish(calls)
-        return [of if returned is None else (of, returned) for of, returned in outs]
+        return results
 
     def combine_async(
         self,
@@ -169,12 +168,11 @@ class Communicators(Sequence[Communicator]):
             initial,
             received_weights,
         )
-        calls, inputs, outs = self._answering(answers, out, weights, data_type, streams)
-        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
+        calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
         _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
             rank._open = call
-        return [of if returned is None else (of, returned) for of, returned in outs]
+        return results
 
     def combine_wait(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.combine_wait` on all ranks."""
@@ -284,14 +282,16 @@ class Communicators(Sequence[Communicator]):
         weights: Each | None,
         data_type: str,
         streams: Each | None,
-    ) -> tuple[list[Call], list[_ferry.CombineInput], list[tuple[Any, Any]]]:
+    ) -> tuple[list[Call], list[_ferry.CombineInput], list[_ferry.CombineOutput], list[Any]]:
         calls = self._calls(streams)
         each = [self._each(name, given) for name, given in zip(Answers._fields, answers, strict=True)]
         given = [Answers(*of_rank) for of_rank in zip(*each, strict=True)]
-        results = zip(self, given, self._each("out", out), self._each("weights", weights), strict=True)
-        outs = [rank._result(of, into, returned, data_type) for rank, of, into, returned in results]
+        each_out = zip(self, given, self._each("out", out), self._each("weights", weights), strict=True)
+        outs = [rank._result(of, into, returned, data_type) for rank, of, into, returned in each_out]
         inputs = [call.answers(of) for call, of in zip(calls, given, strict=True)]
-        return calls, inputs, outs
+        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
+        results = [of if returned is None else (of, returned) for of, returned in outs]
+        return calls, inputs, outputs, results
 
     def _sent(self, inputs: list[_ferry.DispatchInput]) -> None:
         for rank, given in zip(self, inputs, strict=True):

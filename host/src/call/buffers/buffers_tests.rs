@@ -1,7 +1,7 @@
 //! Buffers of every format fit a dispatch and a combine.
 
 use super::*;
-use crate::call::tensors::DispatchTensors;
+use crate::call::tensors::{DispatchTensors, TensorLayout};
 use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::plan::config::Config;
@@ -122,6 +122,23 @@ fn a_capacity_that_cannot_be_is_refused_by_name() {
     assert!(DispatchBuffers::with_capacity(&device, &plan, Capacity::default()).is_ok());
 }
 
+/// Returns the tensors at `at`, of which the one of this name is half its alignment further on.
+pub(super) fn with_misaligned(
+    name: &str,
+    layout: &DispatchTensors<TensorLayout>,
+    at: &DispatchTensors<DevicePtr>,
+) -> DispatchTensors<DevicePtr> {
+    let mut rest = at.iter();
+    let odd = layout.clone().try_map(|tensor| {
+        let is_moved = tensor.name == name;
+        let shift = if is_moved { tensor.align / 2 } else { 0 };
+        let at = rest.next().unwrap().address() + shift;
+        // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
+        Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
+    });
+    odd.unwrap()
+}
+
 #[test]
 fn outputs_of_addresses_are_those_that_the_layout_says() {
     for format in TokenFormat::ALL {
@@ -136,18 +153,8 @@ fn outputs_of_addresses_are_those_that_the_layout_says() {
         assert_eq!(output.capacity(), 40);
         // The alignment in the layout is the one that is checked.
         for moved in layout.iter() {
-            let mut rest = at.iter();
-            let odd = layout.clone().try_map(|tensor| {
-                let shift = if tensor.name == moved.name {
-                    moved.align / 2
-                } else {
-                    0
-                };
-                let at = rest.next().unwrap().address() + shift;
-                // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
-                Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
-            });
-            let refused = DispatchOutput::from_addresses(&plan, capacity, &odd.unwrap());
+            let odd = with_misaligned(moved.name, &layout, &at);
+            let refused = DispatchOutput::from_addresses(&plan, capacity, &odd);
             let text = refused.unwrap_err().to_string();
             assert!(
                 text.contains(&format!("a multiple of {}", moved.align)),

@@ -4,6 +4,7 @@ use ferry_layout::{
     Common, DispatchWith, Rank, ReceiveLayout, ReceivedRows, ScaleLayout, TokenFormat,
 };
 
+use super::tests::with_misaligned;
 use super::*;
 use crate::call::address_or_none;
 use crate::call::dispatch::args_of;
@@ -139,18 +140,7 @@ fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
         };
         assert_eq!(made(&at).unwrap().capacity(), 10);
         for moved in layout.iter() {
-            let mut rest = at.iter();
-            let odd = layout.clone().try_map(|tensor| {
-                let shift = if tensor.name == moved.name {
-                    moved.align / 2
-                } else {
-                    0
-                };
-                let at = rest.next().unwrap().address() + shift;
-                // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
-                Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
-            });
-            let text = made(&odd.unwrap()).unwrap_err();
+            let text = made(&with_misaligned(moved.name, &layout, &at)).unwrap_err();
             let wanted = format!(
                 "tensor {}: wanted an address that is a multiple of {}",
                 moved.name, moved.align
