@@ -1,7 +1,6 @@
 //! A view: rows of the window that the user's kernels read between dispatch and combine.
 
-use ferry_layout::{Epoch, Rank, SENTINEL};
-use ferry_protocol::Signals;
+use ferry_layout::{Epoch, SENTINEL};
 use ferry_protocol::wire::flagged;
 use loom::sync::atomic::Ordering;
 use loom::thread;
