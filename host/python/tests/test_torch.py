@@ -1,7 +1,7 @@
 """Operators of torch, skipped without torch: `cargo xtask test-python --torch` has it, on the CPU.
 
-With `pytest --gpu 0 test_torch.py` tensors are on a GPU, which all ranks share; CUDA_MODULE_LOADING=EAGER, as a
-kernel that torch loads late would wait for a round that waits for it.
+With `pytest --gpu 0 test_torch.py` tensors are on a GPU, which all ranks share. Set CUDA_MODULE_LOADING=EAGER
+for it, as a kernel that torch loads late would wait for a round that waits for it.
 """
 
 from __future__ import annotations
