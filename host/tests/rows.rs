@@ -231,6 +231,53 @@ fn sums_begin_with_the_callers_tensors_and_weights_come_back() {
 }
 
 #[test]
+fn weights_of_no_rows_return_as_zeros() {
+    let config = Config {
+        combine_weights: true,
+        ..keeping(ReceiveLayout::Compact)
+    };
+    let mut ranks = ranks(config, 9);
+    let mut all: Vec<_> = ranks.iter().map(|rank| Memory::new(rank, false)).collect();
+    let (device, plan) = (ranks[1].device().clone(), *ranks[1].plan());
+    let none = Capacity::of_rows(&plan, 0);
+    all[1].rows = DispatchBuffers::with_capacity(&device, &plan, none).unwrap();
+    for (rank, t) in ranks.iter_mut().zip(&all) {
+        rank.dispatch(STREAM, &t.input, t.rows.output()).unwrap();
+    }
+    assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
+    let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
+    assert_eq!(
+        (fault.kind, fault.wanted, fault.saw),
+        (FaultKind::OutputTooSmall, 0, 2)
+    );
+    let nothing = |data_type, columns| Tensor::contiguous(DevicePtr::NULL, data_type, [0, columns]);
+    let answers = [
+        CombineInput {
+            received_weights: all[0].rows.output().weights,
+            ..all[0].answer(&ranks[0])
+        },
+        CombineInput {
+            received_weights: Some(nothing(DataType::F32, TOP_K)),
+            ..CombineInput::new(nothing(DataType::Bf16, HIDDEN))
+        },
+    ];
+    for ((rank, t), answers) in ranks.iter_mut().zip(&all).zip(&answers) {
+        let results = t.sums.output(SUMS[rank.rank().0 as usize].len()).unwrap();
+        rank.combine(STREAM, answers, &results).unwrap();
+    }
+    synchronize(&ranks);
+    // Only rank 0's experts have answered: 0.5 * 1, 1 * 2, and 0.25 * 4.
+    let answered: [(&[f32], &[f32]); 2] =
+        [(&[0.5, 2.0], &[0.5, 0.0, 1.0, 0.0]), (&[1.0], &[0.0, 0.25])];
+    for (t, (values, weights)) in all.iter().zip(answered) {
+        let given = t.sums.download::<bf16>(values.len()).unwrap();
+        assert_eq!(bytemuck::cast_slice::<_, u8>(&given), rows(values));
+        assert_eq!(t.sums.download_weights(values.len()).unwrap(), weights);
+    }
+    Communicator::close_all(ranks).unwrap();
+}
+
+#[test]
 fn a_view_is_there_from_dispatch_to_combine() {
     let mut ranks = ranks(
         Config {
