@@ -18,9 +18,7 @@ def pytest_addoption(parser):
 class Bench:
     """A group, simulated or of ranks that share a GPU, and its communicators."""
 
-    def __init__(
-        self, ranks: int, patience: float | None = None, gpu: int | None = None, **config
-    ) -> None:
+    def __init__(self, ranks: int, patience: float | None = None, gpu: int | None = None, **config) -> None:
         sizes = {"experts": 2 * ranks, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 5}
         self.device = "cpu" if gpu is None else f"cuda:{gpu}"
         if gpu is None:
