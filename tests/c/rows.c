@@ -201,6 +201,8 @@ static void refuse(const rank_state *rank, const rows_round *round, int is_view)
     memset(input.received_weights.dims, 0, sizeof input.received_weights.dims);
     REFUSED(FERRY_INVALID_TENSOR, "tensor received_weights: wanted a tensor, as the plan's combine_weights is true",
             ferry_combine(rank->communicator, rank->stream, &input, &sums));
+    REFUSED(FERRY_INVALID_ARGUMENT, "max_sms is 5, but the communicator was made with at most 4",
+            ferry_communicator_limit_sms(rank->communicator, 5));
     if (!is_view)
         REFUSED(FERRY_INVALID_ARGUMENT, "the plan's receive is compact, and only FERRY_RECEIVE_VIEW leaves rows",
                 ferry_communicator_view(rank->communicator, &view));
@@ -213,6 +215,7 @@ static void run(ferry_group *group, uint32_t receive) {
     int is_view = receive == FERRY_RECEIVE_VIEW;
     config.receive = receive;
     config.combine_weights = 1;
+    config.max_sms = 4;
     team of = make_team(group, &config);
     for (size_t i = 0; i < of.count; i++) {
         rounds[i] = prepare(&of, &of.local[i]);
@@ -222,7 +225,9 @@ static void run(ferry_group *group, uint32_t receive) {
     }
     for (size_t i = 0; i < of.count; i++) {
         const rank_state *rank = &of.local[i];
+        OK(ferry_communicator_limit_sms(rank->communicator, 1 + (uint32_t)i % 4));
         OK(ferry_dispatch(rank->communicator, rank->stream, &rounds[i].in.input, &rounds[i].rows));
+        OK(ferry_communicator_limit_sms(rank->communicator, 0));
     }
     for (size_t i = 0; i < of.count; i++) {
         const rank_state *rank = &of.local[i];

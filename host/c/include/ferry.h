@@ -852,6 +852,12 @@ ferry_status ferry_communicator_close(ferry_communicator **communicator);
 // for ever. Not collective.
 ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
+// Sets the most multiprocessors that the kernels of later calls occupy, until the next call of it; 0 for as
+// many as at first: max_sms of the configuration, or the rank's part of a shared GPU. Each half of a split
+// call can have its own, and each rank; launches that a graph has keep theirs. FERRY_INVALID_ARGUMENT if it
+// is more than at first, or if the plan's rows go by expert. Not collective. Does not synchronise.
+ferry_status ferry_communicator_limit_sms(ferry_communicator *communicator, uint32_t max_sms);
+
 // Stores a handle for the device of a rank that this process drives. Not collective. Does not synchronise.
 ferry_status ferry_group_device(const ferry_group *group, uint32_t rank, ferry_device **device);
 

@@ -255,6 +255,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::SiluLimit { .. }
         | Error::TooManyScales { .. }
         | Error::Capacity(_)
+        | Error::MaxSms(_)
         | Error::TooManyTokens { .. }
         | Error::WeightsInReducedMode
         | Error::WrongCombineOutput { .. }

@@ -21,8 +21,6 @@ pub(crate) struct Communicator {
     rank: u32,
     #[pyo3(get)]
     pub(crate) plan: Py<Plan>,
-    #[pyo3(get)]
-    max_sms: Option<u32>,
     /// Kind and number of its device: "simulated", "cuda:1".
     #[pyo3(get)]
     device: String,
@@ -53,7 +51,6 @@ impl Communicator {
             Self {
                 rank: rank.0,
                 plan: plan.clone_ref(py),
-                max_sms: communicator.max_sms(),
                 device: device_name(group, rank),
                 inner: Own::new(Inner {
                     slot: Mutex::new(Some(communicator)),
@@ -76,6 +73,15 @@ impl Communicator {
             Round::Dispatched => "dispatched",
             Round::CombineSent => "combine sent",
         })
+    }
+
+    #[getter]
+    fn max_sms(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        self.call(py, |communicator| Ok(communicator.max_sms()))
+    }
+
+    fn limit_sms(&self, py: Python<'_>, max_sms: Option<u32>) -> PyResult<()> {
+        self.call(py, |communicator| communicator.limit_sms(max_sms))
     }
 
     #[getter]

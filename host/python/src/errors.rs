@@ -115,6 +115,7 @@ fn class_of(error: &Error) -> Name {
         | Error::WeightsInReducedMode
         | Error::WrongCombineOutput { .. }
         | Error::NoView { .. }
+        | Error::MaxSms(_)
         | Error::ApartInReducedMode
         | Error::WithoutOptions
         | Error::Epilogue(_)

@@ -136,7 +136,7 @@ def test_rounds_of_each_layout(bench, receive, format, transposed, id_type):
 @pytest.mark.parametrize("receive", LAYOUTS)
 def test_ranks_as_threads_with_split_calls(bench, receive):
     """Outputs are allocated, ids are i64, and one tensor begins the sums. The weights that came return."""
-    of = bench(2, receive=receive, combine_weights=True)
+    of = bench(2, receive=receive, combine_weights=True, max_sms=2)
     problem = of.problem(4)
     x, ids, _ = problem.arguments
     problem.weights = [np.ones_like(of_rank) for of_rank in problem.weights]
@@ -148,7 +148,9 @@ def test_ranks_as_threads_with_split_calls(bench, receive):
     def run(number):
         with of.ranks[number] as rank:
             rank.dispatch_async(x[number], ids[number].astype(np.int64))
+            rank.limit_sms(1 + number)
             output = rank.dispatch_wait(like=x[number])
+            rank.limit_sms(None)
             assert output.ids.dtype == np.int64
             np.testing.assert_array_equal(output.ids, kept[number].ids)
             np.testing.assert_array_equal(output.weights, kept[number].weights)

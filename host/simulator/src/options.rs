@@ -58,12 +58,12 @@ impl Options {
         }
     }
 
-    /// Number of blocks of a launch: two warps each if the number of warps is even, else one.
-    pub(crate) fn blocks(&self) -> u32 {
-        if self.warps.is_multiple_of(2) {
-            self.warps / 2
-        } else {
-            self.warps
-        }
+    /// Number of blocks of a launch, at most `max_blocks`, and of warps in each: two if the number of warps is
+    /// even, else one.
+    pub(crate) fn blocks(&self, max_blocks: Option<u32>) -> (u32, u32) {
+        let in_block = if self.warps.is_multiple_of(2) { 2 } else { 1 };
+        let blocks = self.warps / in_block;
+        let most = max_blocks.unwrap_or(blocks).max(1);
+        (blocks.min(most), in_block)
     }
 }

@@ -179,8 +179,11 @@ impl Host {
                 let mut bytes = vec![0; word(payload) as usize];
                 simulator.read(argument, &mut bytes).map(|()| bytes)
             }
-            operation::LAUNCH => match Args::from_bytes(argument, payload) {
-                Some((kernel, args)) => simulator.launch(rank, kernel, args).map(done),
+            operation::LAUNCH => match Args::from_bytes(argument & 0xffff_ffff, payload) {
+                Some((kernel, args)) => {
+                    let most = Some((argument >> 32) as u32).filter(|most| *most > 0);
+                    simulator.launch(rank, kernel, args, most).map(done)
+                }
                 None => Err(refused(format!(
                     "kernel {argument}, {} bytes",
                     payload.len()

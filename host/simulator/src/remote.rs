@@ -31,7 +31,8 @@ pub(crate) mod operation {
     pub(crate) const WRITE: u64 = 3;
     /// Reads as many bytes, a word of the payload.
     pub(crate) const READ: u64 = 4;
-    /// Launches the kernel with this index; the payload are its arguments.
+    /// Launches the kernel whose index is the lower half, of at most as many blocks as the upper half says
+    /// (0: no limit); the payload are its arguments.
     pub(crate) const LAUNCH: u64 = 5;
     pub(crate) const SYNCHRONIZE: u64 = 6;
     /// Brings a number, and returns those of all ranks.

@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::args::Args;
 use crate::block::Block;
-use crate::command::{Command, Reply};
+use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::Memory;
@@ -62,7 +62,7 @@ pub struct World {
     shared: Rc<Shared>,
     lent: Arc<Lent>,
     running: Vec<Running>,
-    queues: Vec<VecDeque<(Kernel, Box<Args>)>>,
+    queues: Vec<VecDeque<Launch>>,
     lost: Vec<bool>,
     waiting: Vec<(u32, Reply)>,
     /// Whether a launch came or ended since launches were last started.
@@ -153,11 +153,10 @@ impl World {
         match command {
             Command::Launch {
                 rank,
-                kernel,
-                args,
+                launch,
                 reply,
             } => {
-                let _ = reply.send(self.launch(rank, kernel, args));
+                let _ = reply.send(self.launch(rank, launch));
             }
             Command::Lose { rank, reply } => {
                 let ranks = self.options.ranks;
@@ -179,13 +178,14 @@ impl World {
         }
     }
 
-    fn launch(&mut self, rank: u32, kernel: Kernel, args: Box<Args>) -> Result<(), SimulatorError> {
+    fn launch(&mut self, rank: u32, launch: Launch) -> Result<(), SimulatorError> {
+        let kernel = launch.kernel;
         let ranks = self.options.ranks;
         let queue = self
             .queues
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
-        let is_right = match &*args {
+        let is_right = match &*launch.args {
             Args::Dispatch(_) => kernel.dispatches(),
             Args::Combine(_) => kernel.combines(),
             Args::Silu(_) => kernel == Kernel::FusedSilu,
@@ -195,11 +195,11 @@ impl World {
                 kernel: kernel.name(),
             });
         }
-        if self.options.blocks() > MAX_BLOCKS {
+        if self.options.blocks(None).0 > MAX_BLOCKS {
             let warps = self.options.warps;
             return Err(SimulatorError::TooManyWarps { warps });
         }
-        queue.push_back((kernel, args));
+        queue.push_back(launch);
         self.may_start = true;
         Ok(())
     }
@@ -351,15 +351,16 @@ impl World {
             if !idle || self.lost[rank as usize] {
                 continue;
             }
-            if let Some((kernel, args)) = self.queues[rank as usize].pop_front() {
-                self.start(rank, kernel, &Rc::from(args));
+            if let Some(launch) = self.queues[rank as usize].pop_front() {
+                self.start(rank, launch);
             }
         }
     }
 
     #[expect(clippy::too_many_lines, reason = "a case for each kernel")]
-    fn start(&mut self, rank: u32, kernel: Kernel, args: &Rc<Args>) {
-        let common = match &**args {
+    fn start(&mut self, rank: u32, launch: Launch) {
+        let (kernel, args) = (launch.kernel, Rc::<Args>::from(launch.args));
+        let common = match &*args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
             // The fused SiLU never waits.
@@ -392,7 +393,8 @@ impl World {
             self.shared.know(known);
         }
         let options = &self.options;
-        let (warps, blocks, combines) = (options.warps, options.blocks(), options.combines);
+        let ((blocks, in_block), combines) = (options.blocks(launch.max_blocks), options.combines);
+        let warps = blocks * in_block;
         let shared_by_block: Vec<Rc<Block>> = (0..blocks).map(|_| Rc::default()).collect();
         for number in 0..warps {
             let buffer = Rc::new(RefCell::new(StoreBuffer::new(rank)));

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use ferry_layout::{Kernel, MAX_RANKS};
 
 use crate::args::Args;
-use crate::command::{Command, Reply};
+use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::{Outside, RANK_SHIFT};
@@ -114,18 +114,30 @@ impl Simulator {
         Ok(())
     }
 
-    /// Enqueues a kernel on `rank`'s stream.
-    pub fn launch(&self, rank: u32, kernel: Kernel, args: Args) -> Result<(), SimulatorError> {
+    /// Enqueues a kernel on `rank`'s stream, of as many blocks as the machine's [`Options::warps`] make, but
+    /// at most `max_blocks`.
+    pub fn launch(
+        &self,
+        rank: u32,
+        kernel: Kernel,
+        args: Args,
+        max_blocks: Option<u32>,
+    ) -> Result<(), SimulatorError> {
         if let Some(remote) = &self.remote {
             let number = Kernel::ALL.iter().position(|each| *each == kernel);
-            let number = number.map_or(u64::MAX, |at| at as u64);
+            let number = number.map_or(u64::MAX, |at| {
+                at as u64 | u64::from(max_blocks.unwrap_or(0)) << 32
+            });
             let launched = remote.ask(operation::LAUNCH, number, &args.bytes());
             return launched.map(drop);
         }
         self.ask(|reply| Command::Launch {
             rank,
-            kernel,
-            args: Box::new(args),
+            launch: Launch {
+                kernel,
+                args: Box::new(args),
+                max_blocks,
+            },
             reply,
         })
     }
@@ -205,7 +217,7 @@ mod tests {
             })
             .unwrap();
             let silu = Args::Silu(bytemuck::Zeroable::zeroed());
-            let launched = simulator.launch(0, Kernel::FusedSilu, silu);
+            let launched = simulator.launch(0, Kernel::FusedSilu, silu, None);
             let refused = Err(SimulatorError::TooManyWarps { warps });
             assert_eq!(launched == refused, is_refused, "{warps}: {launched:?}");
         }

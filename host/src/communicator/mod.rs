@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::device::sharing::one_stream::Turn;
 use crate::device::sharing::residents::Residence;
 use crate::error::input_fault::InputFault;
-use crate::error::{Error, LocalRanksError};
+use crate::error::{Error, LocalRanksError, Problem};
 use crate::group::Member;
 use crate::plan::Plan;
 use crate::tensor::handles::Stream;
@@ -181,6 +181,8 @@ pub struct Communicator {
     rank: Rank,
     /// See [`max_sms`](Self::max_sms).
     max_sms: Option<u32>,
+    /// The most that `max_sms` can be.
+    most_sms: Option<u32>,
     /// Number of this process's ranks on its GPU, if there are several.
     gpu_ranks: Option<u32>,
     /// Present if other ranks of this process share its GPU.
@@ -247,10 +249,63 @@ impl Communicator {
         &self.plan
     }
 
-    /// Most multiprocessors that its kernels occupy: [`Config::max_sms`](crate::Config::max_sms), or its
-    /// [part of a shared GPU](crate::device::GpuRanks::limit), if that is less; `None` for all.
+    /// Most multiprocessors that the kernels of its next calls occupy; `None` for all. Unless
+    /// [`limit_sms`](Self::limit_sms) was called, [`Config::max_sms`](crate::Config::max_sms), or its
+    /// [part of a shared GPU](crate::device::GpuRanks::limit), if that is less.
     pub const fn max_sms(&self) -> Option<u32> {
         self.max_sms
+    }
+
+    /// Sets the most multiprocessors that the kernels of later calls occupy, until the next call of it;
+    /// `None` for as many as at first. So a dispatch beside a GEMM can take few, and one that nothing runs
+    /// beside can take all, and each half of a split call has its own. Each rank's own choice; launches that
+    /// a graph has keep theirs. Not collective; does not synchronize.
+    ///
+    /// ```
+    /// use ferry::*;
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let group = Group::simulated(2, 7)?;
+    /// let config = Config {
+    ///     receive: ReceiveLayout::Compact,
+    ///     max_sms: Some(16),
+    ///     ..Config::new(4, 2, 8, 3)
+    /// };
+    /// let plan = Plan::new(&group, config)?;
+    /// let mut rank = Communicator::new(&group, &plan)?.remove(0);
+    /// rank.limit_sms(Some(8))?;
+    /// assert_eq!(rank.max_sms(), Some(8));
+    /// rank.limit_sms(None)?;
+    /// assert_eq!(rank.max_sms(), Some(16));
+    /// let refused = rank.limit_sms(Some(17)).unwrap_err().to_string();
+    /// assert!(refused.ends_with("max_sms is 17, but the communicator was made with at most 16"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::MaxSms`]: 0, more than at first, or a plan whose rows go by expert: all launches of its
+    /// communicators have one number of blocks.
+    pub fn limit_sms(&mut self, max_sms: Option<u32>) -> Result<(), Error> {
+        let refused = |rule: &str| {
+            let value = max_sms.map_or("None".to_owned(), |sms| sms.to_string());
+            let (field, rule) = ("max_sms", rule.to_owned());
+            Err(Error::MaxSms(Problem { field, value, rule }))
+        };
+        let receive = self.plan.config().receive;
+        match (max_sms, self.most_sms) {
+            _ if !receive.keeps_rows() => refused(&format!(
+                "receive is {receive}, which takes the same number in every call"
+            )),
+            (Some(0), _) => refused("a kernel takes at least 1"),
+            (Some(sms), Some(most)) if sms > most => {
+                refused(&format!("the communicator was made with at most {most}"))
+            }
+            _ => {
+                self.max_sms = max_sms.or(self.most_sms);
+                Ok(())
+            }
+        }
     }
 
     /// The rank's device, for tensors and streams.

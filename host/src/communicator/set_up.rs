@@ -116,6 +116,7 @@ impl Communicator {
             plan: *plan,
             rank,
             max_sms: seat.max_sms,
+            most_sms: seat.max_sms,
             gpu_ranks: seat.gpu_ranks,
             turn: seat.turn,
             common,

@@ -77,7 +77,7 @@ pub struct Launch {
     /// Whether any peer is on another node.
     pub shmem: bool,
     /// Most streaming multiprocessors to use; `None` for all. [`Kernel::blocks`] computes the number of
-    /// blocks from it, the same in every launch of a communicator.
+    /// blocks from it. By expert, every launch of a communicator has the same.
     pub max_sms: Option<u32>,
     /// The stream of the launch.
     pub stream: Stream,

@@ -266,6 +266,9 @@ pub enum Error {
     /// expert's rows. Nothing was allocated.
     #[error("the capacity of a dispatch's outputs does not work: {0}")]
     Capacity(Problem),
+    /// A number of multiprocessors that the calls of a communicator cannot have.
+    #[error("the multiprocessors of later calls stay as they were: {0}")]
+    MaxSms(Problem),
     /// Two tensors of one call that overlap and must not.
     #[error("tensor {first} overlaps tensor {second}; give each memory of its own")]
     TensorsOverlap {

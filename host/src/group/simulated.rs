@@ -201,7 +201,10 @@ unsafe impl Device for SimulatedDevice {
             Args::Combine(with) => ferry_simulator::Args::Combine(with),
             Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
-        Ok(self.simulator.launch(self.rank.0, launch.kernel, args)?)
+        let Launch {
+            kernel, max_sms, ..
+        } = *launch;
+        Ok((self.simulator).launch(self.rank.0, kernel, args, max_sms)?)
     }
 
     fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {

@@ -13,6 +13,7 @@ use super::inputs::{Return, problem};
 use super::options::Options;
 use super::settings::Settings;
 use super::specials;
+use super::tensors::HALVES;
 use crate::formats;
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
@@ -88,6 +89,8 @@ pub struct Case {
     pub specials: bool,
     /// Whether the host waits after each dispatch to read the view.
     pub reads_views: bool,
+    /// Whether each call has a limit of multiprocessors of its own.
+    pub limits: bool,
 }
 
 impl Case {
@@ -129,6 +132,7 @@ impl Case {
             unweighted: 0,
             specials: false,
             reads_views: false,
+            limits: false,
         }
     }
 
@@ -179,6 +183,13 @@ impl Case {
         (0..self.tokens.len())
             .map(|round| self.problem(round))
             .collect()
+    }
+
+    /// Most multiprocessors of a call of rank `rank`; `None` for all.
+    pub(super) fn limit_of(&self, rank: usize, round: usize, half: usize) -> Option<u32> {
+        let call = (round * HALVES + half) * self.ranks + rank;
+        let mut dice = Dice::new(self.seed ^ 0x736d_7300 ^ (call as u64) << 32);
+        dice.pick(&[None, None, Some(1), Some(2), Some(3)])
     }
 
     /// Rows of the tensors of a rank that has so many tokens.

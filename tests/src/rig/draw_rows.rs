@@ -99,6 +99,7 @@ pub fn rows_case(seed: u64, receive: ReceiveLayout, format: TokenFormat) -> Case
         unweighted: dice.pick(&[0, u64::MAX, bits >> 16]),
         specials: dice.below(2) == 0,
         reads_views: dice.below(4) > 0,
+        limits: dice.below(2) == 0,
         ..Case::small(seed)
     }
 }

@@ -139,6 +139,9 @@ impl Run {
                 continue;
             }
             let (stream, split) = (self.streams[r], self.case.is_split(r));
+            if self.case.limits {
+                rank.limit_sms(self.case.limit_of(r, round, half)).unwrap();
+            }
             match self.tensors[round][r].enqueue(rank, stream, half, split) {
                 Ok(()) => {}
                 Err(Error::Poisoned(fault)) => self.outcomes[r] = Outcome::Fault(fault),

@@ -10,7 +10,7 @@ use ferry_reference::workload::Routing;
 use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 
 /// Every choice, and its values.
-const CHOICES: [(&str, &[&str]); 22] = [
+const CHOICES: [(&str, &[&str]); 23] = [
     ("receive", &["view", "strided", "compact"]),
     (
         "format",
@@ -36,6 +36,7 @@ const CHOICES: [(&str, &[&str]); 22] = [
     ("slots", &["one", "more"]),
     ("routing", &["uniform", "zipf", "twice", "holes"]),
     ("waits", &["at the end", "each call", "for views"]),
+    ("multiprocessors", &["the plan's", "each call's"]),
 ];
 
 /// Values that exclude all but one value of another choice.
@@ -127,6 +128,7 @@ fn values(case: &Case) -> [usize; CHOICES.len()] {
             (false, ReceiveLayout::View) if case.reads_views => 2,
             _ => 0,
         },
+        flag(case.limits),
     ]
 }
 

@@ -97,8 +97,20 @@ class Rank:
 
     @property
     def max_sms(self) -> int | None:
-        """Most multiprocessors that its kernels occupy; ``None`` for all."""
+        """Most multiprocessors that the kernels of its next calls occupy; ``None`` for all."""
         return self._native.max_sms
+
+    def limit_sms(self, max_sms: int | None) -> None:
+        """Sets the most multiprocessors that the kernels of later calls occupy, until the next call of it.
+
+        ``None`` is as many as at first: those of the plan, or this rank's part of a shared GPU. Each rank may
+        choose its own, and so may each half of a split call; launches in a captured graph keep theirs. Not
+        collective; does not synchronize.
+
+        Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and if the plan's ``receive`` is
+        ``"by-expert"``.
+        """
+        self._native.limit_sms(max_sms)
 
     @property
     def round(self) -> str:
