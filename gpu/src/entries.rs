@@ -140,3 +140,53 @@ macro_rules! kernel_with_options {
         }
     };
 }
+
+/// Declares the kernel that gives up a round, under its name and that of its counterpart for ranks of other
+/// nodes, for a kind of [`kernels_of_rounds`](crate::kernels_of_rounds).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! give_up_kernels {
+    ($kind:ident) => {
+        $crate::give_up_kernel!(ferry_give_up, false, $kind);
+        $crate::shmem_give_up_kernel!($kind);
+    };
+}
+
+/// Declares that of [`give_up_kernels`](crate::give_up_kernels) that reaches ranks of other nodes.
+#[cfg(feature = "nvshmem")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shmem_give_up_kernel {
+    ($kind:ident) => {
+        $crate::give_up_kernel!(ferry_give_up_shmem, true, $kind);
+    };
+}
+
+/// Declares nothing: nothing here calls NVSHMEM.
+#[cfg(not(feature = "nvshmem"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shmem_give_up_kernel {
+    ($kind:ident) => {};
+}
+
+/// Declares a kernel that gives up a round from its name, whether ranks of other nodes are among the peers, and
+/// the kind.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! give_up_kernel {
+    ($name:ident, $shmem:literal, $kind:ident) => {
+        $crate::kernel! {
+            /// See the protocol's function of the same name.
+            ///
+            /// # Safety
+            /// The host built `given` for this rank, for a dispatch of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
+            $name(given: $crate::arguments_of_kind!($kind, $crate::layout::GiveUpArgs)) {
+                // SAFETY: the host built `given` for this rank: documented above.
+                let machine = unsafe { $crate::machine::Gpu::<_, $shmem>::new(&given) };
+                let _ = $crate::protocol::give_up(&machine, $crate::common_part!($kind, given));
+            }
+        }
+    };
+}

@@ -109,6 +109,8 @@ kernel!(
     NoEpilogue
 );
 
+ferry_gpu::give_up_kernels!(by_expert);
+
 ferry_gpu::kernel! {
     /// Reads gate and up, writes the activation in the token format. Waits for nothing.
     ///

@@ -211,6 +211,28 @@ impl Arguments for DispatchArgs {
     }
 }
 
+impl Arguments for GiveUpArgs {
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    #[inline(always)]
+    fn last_word(&self) -> u64 {
+        self.is_local
+    }
+
+    #[inline(always)]
+    fn tensor(&self, _tensor: Tensor) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn user_table(&self, _table: Table) -> u64 {
+        0
+    }
+}
+
 impl Arguments for CombineArgs {
     #[inline(always)]
     fn common(&self) -> &Common {
@@ -290,6 +312,20 @@ pub struct CombineArgs {
     pub common: Common,
     /// Rows that fit in `expert_rows`, at most [`Shape::max_rows`].
     pub row_capacity: u64,
+}
+
+/// Arguments of `give_up`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct GiveUpArgs {
+    /// [`ReceiveLayout::number`](crate::ReceiveLayout::number) of the dispatch.
+    pub layout: u64,
+    /// Not zero: nothing travels (`skip_a2a`), and nobody waits for a credit.
+    pub is_local: u64,
+    /// Padding, zero.
+    pub reserved: u64,
+    /// Arguments that every kernel needs.
+    pub common: Common,
 }
 
 /// Arguments of the fused SiLU kernel. Addresses are device addresses.
@@ -382,6 +418,7 @@ const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);
     assert!(offset_of!(CombineArgs, common) == COMMON_OFFSET);
+    assert!(offset_of!(GiveUpArgs, common) == COMMON_OFFSET);
     assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
     assert!(offset_of!(Common, shape) == 48);
     assert!(offset_of!(Common, window) == 80);

@@ -2,7 +2,7 @@
 
 use core::mem::offset_of;
 
-use crate::args::{CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs};
+use crate::args::{CombineArgs, Common, DispatchArgs, GiveUpArgs, PROTOCOL_VERSION, SiluArgs};
 use crate::dispatch_row::DispatchRow;
 use crate::epilogue::Steps;
 use crate::fault::FaultPage;
@@ -58,6 +58,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
             row_scales, input_scale
         }
         CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
+        GiveUpArgs { layout, is_local, reserved, common }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
             rows

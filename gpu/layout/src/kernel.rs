@@ -25,11 +25,13 @@ pub enum Kernel {
     LocalDispatch,
     /// Sums the rows of this rank's experts; every rank has all tokens.
     LocalCombine,
+    /// Ends a round that has no combine; between nodes waits for the ranks' credits.
+    GiveUp,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::DispatchAsync,
         Self::DispatchWait,
         Self::Dispatch,
@@ -39,6 +41,7 @@ impl Kernel {
         Self::FusedSilu,
         Self::LocalDispatch,
         Self::LocalCombine,
+        Self::GiveUp,
     ];
 
     /// Whether it takes a dispatch's arguments.
@@ -80,6 +83,7 @@ impl Kernel {
             Self::FusedSilu => "fused_silu",
             Self::LocalDispatch => "dispatch_local",
             Self::LocalCombine => "combine_local",
+            Self::GiveUp => "give_up",
         }
     }
 
@@ -99,6 +103,8 @@ impl Kernel {
             (Self::FusedSilu, _) => "ferry_fused_silu",
             (Self::LocalDispatch, _) => "ferry_dispatch_local",
             (Self::LocalCombine, _) => "ferry_combine_local",
+            (Self::GiveUp, false) => "ferry_give_up",
+            (Self::GiveUp, true) => "ferry_give_up_shmem",
         }
     }
 }

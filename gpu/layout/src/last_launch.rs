@@ -1,10 +1,14 @@
-//! Order of the launches of a round: a dispatch, then a combine, each whole or in two halves.
+//! Order of the launches of a round: a dispatch, then a combine, each whole or in two halves, or instead of
+//! the combine the end of a round that is given up.
 
 use crate::epoch::Epoch;
 use crate::kernel::Kernel;
 
 /// Bits of a word that hold the kernel.
 const KERNEL_BITS: u32 = 3;
+/// Stands for [`Kernel::GiveUp`], whose own number has more bits: the number of a kernel without a place in a
+/// round.
+const GIVE_UP: u64 = Kernel::FusedSilu as u64;
 
 /// Word in which a block keeps the last launch of its communicator that it was a part of: round and kernel. 0
 /// before the first.
@@ -15,8 +19,12 @@ impl LastLaunch {
     /// Word of a launch of `kernel` in `epoch`. Not for fused SiLU, nor for kernels with `skip_a2a`.
     #[inline(always)]
     pub const fn of(epoch: Epoch, kernel: Kernel) -> Self {
-        debug_assert!((kernel as u64) < Kernel::FusedSilu as u64);
-        Self(epoch.0 << KERNEL_BITS | kernel as u64)
+        let number = match kernel {
+            Kernel::GiveUp => GIVE_UP,
+            kernel => kernel as u64,
+        };
+        debug_assert!(number < GIVE_UP || matches!(kernel, Kernel::GiveUp));
+        Self(epoch.0 << KERNEL_BITS | number)
     }
 
     /// Round of the launch, 0 before the first.
@@ -28,18 +36,21 @@ impl LastLaunch {
     /// Number of its kernel in [`Kernel::ALL`].
     #[inline(always)]
     pub const fn kernel(self) -> u64 {
-        self.0 & ((1 << KERNEL_BITS) - 1)
+        match self.0 & ((1 << KERNEL_BITS) - 1) {
+            GIVE_UP => Kernel::GiveUp as u64,
+            number => number,
+        }
     }
 
     /// Whether a launch of `kernel` in `epoch`, the round after the last finished one, may follow. A combine
-    /// finishes a round, so a dispatch that finds one of its own round comes before that round's combine.
+    /// and giving up finish a round, so a dispatch that finds one of its own round comes before that round's combine.
     #[inline(always)]
     pub fn precedes(self, epoch: Epoch, kernel: Kernel) -> bool {
         let is = |earlier| self == Self::of(epoch, earlier);
         match kernel {
             Kernel::Dispatch | Kernel::DispatchAsync => self.epoch() < epoch.0,
             Kernel::DispatchWait => is(Kernel::DispatchAsync),
-            Kernel::Combine | Kernel::CombineAsync => {
+            Kernel::Combine | Kernel::CombineAsync | Kernel::GiveUp => {
                 is(Kernel::Dispatch) || is(Kernel::DispatchWait)
             }
             Kernel::CombineWait => is(Kernel::CombineAsync),
@@ -50,6 +61,6 @@ impl LastLaunch {
 }
 
 const _: () = assert!(
-    (Kernel::FusedSilu as u64) < 1 << KERNEL_BITS,
-    "a kernel of a round has a number below that"
+    GIVE_UP < 1 << KERNEL_BITS,
+    "the other kernels of a round have numbers below that"
 );

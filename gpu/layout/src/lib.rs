@@ -30,7 +30,8 @@ mod window;
 mod workspace;
 
 pub use args::{
-    Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, PROTOCOL_VERSION, SiluArgs, Tensor,
+    Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, GiveUpArgs, PROTOCOL_VERSION,
+    SiluArgs, Tensor,
 };
 pub use block_histogram::{BlockHistogram, dot_bytes};
 pub use culprit::CulpritWord;

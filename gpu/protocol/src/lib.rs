@@ -22,7 +22,7 @@ pub mod tactics;
 pub mod wire;
 mod work;
 
-pub use combine::{combine, combine_async, combine_wait};
+pub use combine::{combine, combine_async, combine_wait, give_up};
 pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use local::combine::combine_local;

@@ -94,7 +94,9 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
 /// The kernels that a package's PTX has.
 fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
     Kernel::ALL.into_iter().filter(move |kernel| match package {
-        Package::Options | Package::NodeOptions => *kernel != Kernel::FusedSilu,
+        Package::Options | Package::NodeOptions => {
+            !matches!(kernel, Kernel::FusedSilu | Kernel::GiveUp)
+        }
         Package::Rows | Package::NodeRows => {
             *kernel != Kernel::FusedSilu && !kernel.needs_options()
         }

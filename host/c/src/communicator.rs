@@ -32,7 +32,7 @@ pub enum ferry_round {
     FERRY_ROUND_IDLE = 0,
     /// ferry_dispatch_wait comes next.
     FERRY_ROUND_SENT = 1,
-    /// ferry_combine or ferry_combine_async comes next.
+    /// ferry_combine, ferry_combine_async or ferry_give_up comes next.
     FERRY_ROUND_DISPATCHED = 2,
     /// ferry_combine_wait comes next.
     FERRY_ROUND_RETURNED = 3,

@@ -90,6 +90,8 @@ pub enum ferry_kernel {
     FERRY_KERNEL_LOCAL_DISPATCH = 7,
     /// The kernel of ferry_combine with skip_a2a.
     FERRY_KERNEL_LOCAL_COMBINE = 8,
+    /// The kernel of ferry_give_up.
+    FERRY_KERNEL_GIVE_UP = 9,
 }
 
 /// Fault reported by a kernel. ferry_last_error has it as a sentence.
@@ -252,5 +254,6 @@ const fn kernel(kernel: Kernel) -> ferry_kernel {
         Kernel::FusedSilu => FERRY_KERNEL_FUSED_SILU,
         Kernel::LocalDispatch => FERRY_KERNEL_LOCAL_DISPATCH,
         Kernel::LocalCombine => FERRY_KERNEL_LOCAL_COMBINE,
+        Kernel::GiveUp => FERRY_KERNEL_GIVE_UP,
     }
 }

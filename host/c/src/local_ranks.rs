@@ -149,6 +149,24 @@ pub unsafe extern "C" fn ferry_combine_all_wait(
     })
 }
 
+/// ferry_give_up for all ranks of this process; see ferry_dispatch_all. Collective with the other processes.
+/// Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_give_up_all(
+    communicators: *const *mut ferry_communicator,
+    streams: *const *mut c_void,
+    count: usize,
+) -> ferry_status {
+    guard("ferry_give_up_all", || {
+        // SAFETY: the rules of handles, pointers and streams.
+        unsafe {
+            with_all(communicators, streams, count, |ranks, streams| {
+                Ok(Communicator::give_up_all(ranks, streams)?)
+            })
+        }
+    })
+}
+
 /// Runs a call of all these ranks, which no other thread can use meanwhile.
 ///
 /// # Safety

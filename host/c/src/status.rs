@@ -208,7 +208,8 @@ const fn next_call(open: Round) -> &'static str {
             "ferry_dispatch_async was not waited for; ferry_dispatch_wait comes next"
         }
         Round::Dispatched => {
-            "the dispatch was not combined; ferry_combine or ferry_combine_async comes next"
+            "the dispatch was not combined; ferry_combine, ferry_combine_async or ferry_give_up comes \
+             next"
         }
         Round::CombineSent => {
             "ferry_combine_async was not waited for; ferry_combine_wait comes next"

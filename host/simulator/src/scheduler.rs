@@ -188,6 +188,7 @@ impl World {
         let is_right = match &*launch.args {
             Args::Dispatch(_) => kernel.dispatches(),
             Args::Combine(_) => kernel.combines(),
+            Args::GiveUp(_) => kernel == Kernel::GiveUp,
             Args::Silu(_) => kernel == Kernel::FusedSilu,
         };
         if !is_right {
@@ -363,6 +364,7 @@ impl World {
         let common = match &*args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
+            Args::GiveUp(args) => args.common,
             // The fused SiLU never waits.
             Args::Silu(_) => Common {
                 rank: rank as u16,
@@ -375,7 +377,7 @@ impl World {
         self.next_deadline = self.next_deadline.min(deadline);
         let own = common.peers + 8 * u64::from(common.rank);
         if let Ok(start) = self.shared.memory.borrow().read_u64(own) {
-            // Between nodes combine waits for credits, so that none is late.
+            // Between nodes a round ends only with all credits, so that none is late.
             let late = if common.shape.spans_nodes() {
                 0
             } else {

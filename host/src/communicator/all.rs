@@ -153,6 +153,15 @@ impl Communicator {
             rank.prepare_combine_wait(streams[at])
         })
     }
+
+    /// [`give_up`](Self::give_up) of all ranks. Enqueues only. Collective with the other processes.
+    ///
+    /// # Errors
+    /// As [`dispatch_all`](Self::dispatch_all).
+    pub fn give_up_all(ranks: &mut [Self], streams: &[Stream]) -> Result<(), Error> {
+        let counts = [("streams", streams.len())];
+        call_all(ranks, &counts, |at, rank| rank.prepare_give_up(streams[at]))
+    }
 }
 
 const fn counts_of(

@@ -1,6 +1,7 @@
 //! The calls of a round, in order.
 
-use ferry_layout::{DispatchOptions, DispatchWith, Kernel};
+use bytemuck::Zeroable;
+use ferry_layout::{DispatchOptions, DispatchWith, GiveUpArgs, Kernel};
 
 use crate::call::combine::Returned;
 use crate::call::dispatch::Received;
@@ -21,8 +22,8 @@ impl Communicator {
     }
 
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
-    /// in one kernel; [`combine`](Self::combine) or [`combine_async`](Self::combine_async) comes next.
-    /// Enqueues only; `input` and `output` are in use until `stream` has passed the kernel.
+    /// in one kernel; [`combine`](Self::combine), [`combine_async`](Self::combine_async) or
+    /// [`give_up`](Self::give_up) comes next. Enqueues only; `input` and `output` are in use until `stream` has passed the kernel.
     /// Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the assignments of this
     /// rank's own experts and waits for nobody.
     ///
@@ -57,8 +58,8 @@ impl Communicator {
     }
 
     /// The second half of [`dispatch`](Self::dispatch): receives the tokens for this rank's experts;
-    /// [`combine`](Self::combine) or [`combine_async`](Self::combine_async) comes next. Enqueues only;
-    /// `output` is in use until `stream` has passed the kernel, which must come after that of
+    /// [`combine`](Self::combine), [`combine_async`](Self::combine_async) or [`give_up`](Self::give_up) comes
+    /// next. Enqueues only; `output` is in use until `stream` has passed the kernel, which must come after that of
     /// [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except `x` and
     /// `input_scale` with a [shared expert](crate::Config::shared_expert). Collective.
     ///
@@ -119,6 +120,48 @@ impl Communicator {
     /// [`Error::Poisoned`], or the launch's own. Nothing is enqueued then, and it can be called again.
     pub fn combine_wait(&mut self, stream: Stream) -> Result<(), Error> {
         let call = self.prepare_combine_wait(stream)?;
+        self.launch(call)
+    }
+
+    /// Ends the round without a combine, in one kernel: the next dispatch may follow. No row returns, and no
+    /// tensor is read or written. Comes after [`dispatch`](Self::dispatch) or
+    /// [`dispatch_wait`](Self::dispatch_wait), and a [view](Self::view) ends with it as with a combine. On one
+    /// node the kernel waits for no peer, between nodes for all of them. Enqueues only. Collective: all ranks
+    /// give up a round, or all combine it. If one combines what another gives up, no rank gets a wrong sum,
+    /// but both end with a [`PeerTimeout`](ferry_layout::FaultKind::PeerTimeout) after their deadline, in this
+    /// round or in their next dispatch. Not collective with [`skip_a2a`](crate::Config::skip_a2a).
+    ///
+    /// In the numbers of rounds that a [`Fault`](ferry_layout::Fault) has, a round that was given up counts as
+    /// two.
+    ///
+    /// ```
+    /// use ferry::*;
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let group = Group::simulated(2, 7)?;
+    /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
+    /// let mut ranks = Communicator::new(&group, &plan)?;
+    /// for rank in &mut ranks {
+    ///     let (device, stream) = (rank.device().clone(), rank.device().stream()?);
+    ///     let mut rows = DispatchBuffers::new(&device, &plan)?;
+    ///     let input = rows.upload(&[half::bf16::ONE; 8], &[1, 2], None)?;
+    ///     rank.dispatch(stream, &input, rows.output())?;
+    ///     rank.give_up(stream)?;
+    ///     assert_eq!(rank.round(), Round::Idle);
+    /// }
+    /// for rank in &ranks {
+    ///     assert_eq!(rank.synchronize(Stream::DEFAULT)?, None);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongOrder`] unless a dispatch is to be combined: no round is open, or a half of a call was not
+    /// waited for; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's own.
+    /// Nothing is enqueued then, and it can be called again.
+    pub fn give_up(&mut self, stream: Stream) -> Result<(), Error> {
+        let call = self.prepare_give_up(stream)?;
         self.launch(call)
     }
 
@@ -236,6 +279,19 @@ impl Communicator {
         let taken = self.epilogue_bytes();
         let args = input.args(output, &self.common, &self.plan, *received, taken)?;
         self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
+    }
+
+    /// Makes all checks of [`give_up`](Self::give_up).
+    pub(crate) fn prepare_give_up(&self, stream: Stream) -> Result<Prepared, Error> {
+        self.require_round("give_up", Round::Dispatched)?;
+        let config = self.plan.config();
+        let args = Args::GiveUp(GiveUpArgs {
+            layout: config.receive.number().into(),
+            is_local: config.skip_a2a.into(),
+            common: self.common,
+            ..GiveUpArgs::zeroed()
+        });
+        self.prepare(stream, Kernel::GiveUp, args, Open::Idle)
     }
 
     /// Checks that the communicator has not given up and that its round is in state `wanted`.

@@ -354,7 +354,8 @@ fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
     match &launch.args {
         Args::Dispatch(args) if kernel.dispatches() => Ok(ptr::from_ref(args).cast()),
         Args::Combine(args) if kernel.combines() => Ok(ptr::from_ref(args).cast()),
-        Args::Silu(args) if launch.kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
+        Args::GiveUp(args) if kernel == Kernel::GiveUp => Ok(ptr::from_ref(args).cast()),
+        Args::Silu(args) if kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
         _ => {
             let detail = format!(
                 "{} was given another kernel's arguments",

@@ -13,7 +13,7 @@ pub(crate) mod sharing;
 use std::any::Any;
 use std::sync::Arc;
 
-pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, SiluArgs};
+pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, SiluArgs};
 use ferry_layout::{Kernel, Shape};
 
 pub use self::loaded_kernels::LoadedKernels;
@@ -31,6 +31,8 @@ pub enum Args {
     Dispatch(DispatchWith),
     /// Arguments of the combine kernels; those without options take the first part.
     Combine(CombineWith<EpilogueWords>),
+    /// Arguments of the kernel that gives up a round.
+    GiveUp(GiveUpArgs),
     /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
 }
@@ -41,6 +43,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.args.common.shape.max_tokens_per_rank,
             Self::Combine(with) => with.args.common.shape.max_tokens_per_rank,
+            Self::GiveUp(args) => args.common.shape.max_tokens_per_rank,
             Self::Silu(_) => 0,
         }
     }
@@ -50,7 +53,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.has_options(),
             Self::Combine(with) => with.has_options(),
-            Self::Silu(_) => false,
+            Self::GiveUp(_) | Self::Silu(_) => false,
         }
     }
 
@@ -60,6 +63,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.options.rows.is_on != 0,
             Self::Combine(with) => with.options.rows.is_on != 0,
+            Self::GiveUp(args) => args.layout != 0,
             Self::Silu(_) => false,
         }
     }

@@ -10,7 +10,7 @@ pub enum Round {
     Idle,
     /// `dispatch_async` was enqueued: `dispatch_wait` comes next.
     DispatchSent,
-    /// The dispatch was enqueued whole: `combine` or `combine_async` comes next.
+    /// The dispatch was enqueued whole: `combine`, `combine_async` or `give_up` comes next.
     Dispatched,
     /// `combine_async` was enqueued: `combine_wait` comes next.
     CombineSent,
@@ -23,7 +23,7 @@ impl fmt::Display for Round {
             Self::Idle => "no round is open; dispatch or dispatch_async comes next",
             Self::DispatchSent => "dispatch_async was not waited for; dispatch_wait comes next",
             Self::Dispatched => {
-                "the dispatch was not combined; combine or combine_async comes next"
+                "the dispatch was not combined; combine, combine_async or give_up comes next"
             }
             Self::CombineSent => "combine_async was not waited for; combine_wait comes next",
         })

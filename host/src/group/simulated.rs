@@ -199,6 +199,7 @@ unsafe impl Device for SimulatedDevice {
         let args = match launch.args {
             Args::Dispatch(with) => ferry_simulator::Args::Dispatch(with),
             Args::Combine(with) => ferry_simulator::Args::Combine(with),
+            Args::GiveUp(args) => ferry_simulator::Args::GiveUp(args),
             Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
         let Launch {

@@ -91,6 +91,8 @@ pub struct Case {
     pub reads_views: bool,
     /// Whether each call has a limit of multiprocessors of its own.
     pub limits: bool,
+    /// Bit `n`: all ranks give up round `n`, counted from 0, instead of combining it.
+    pub given_up: u64,
 }
 
 impl Case {
@@ -133,6 +135,7 @@ impl Case {
             specials: false,
             reads_views: false,
             limits: false,
+            given_up: 0,
         }
     }
 
@@ -190,6 +193,21 @@ impl Case {
         let call = (round * HALVES + half) * self.ranks + rank;
         let mut dice = Dice::new(self.seed ^ 0x736d_7300 ^ (call as u64) << 32);
         dice.pick(&[None, None, Some(1), Some(2), Some(3)])
+    }
+
+    /// Whether all ranks give up a round.
+    pub const fn gives_up(&self, round: usize) -> bool {
+        self.given_up >> round & 1 != 0
+    }
+
+    /// Round of a fault's epoch: a round that is given up has two.
+    pub(super) fn round_of(&self, epoch: u64) -> usize {
+        let mut last = 0;
+        let ends = (0..).map(|round| {
+            last += 1 + u64::from(self.gives_up(round));
+            last
+        });
+        ends.take_while(|&last| last < epoch).count()
     }
 
     /// Rows of the tensors of a rank that has so many tokens.

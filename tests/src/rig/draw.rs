@@ -55,6 +55,7 @@ pub fn any_case(seed: u64) -> Case {
         shared_expert: dice.below(3) == 0 && how != Return::Apart,
         counted: dice.pick(&[None, None, Some(0), Some(3)]),
         wide_ids: wide_ids(seed),
+        given_up: given_up(seed),
         ..Case::small(seed)
     }
 }
@@ -64,6 +65,13 @@ fn wide_ids(seed: u64) -> u64 {
     let mut dice = Dice::new(seed ^ 0x6936_3469);
     let bits = dice.bits();
     dice.pick(&[0, u64::MAX, bits])
+}
+
+/// Draws which rounds are given up, apart from all else: none in half of the cases.
+pub(super) fn given_up(seed: u64) -> u64 {
+    let mut dice = Dice::new(seed ^ 0x7570_7570);
+    let bits = dice.bits();
+    dice.pick(&[0, 0, bits, bits | 1])
 }
 
 /// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
@@ -94,6 +102,7 @@ pub fn local_case(seed: u64) -> Case {
         shared_expert: dice.below(3) == 0 && how != Return::Apart,
         skip_a2a: true,
         wide_ids: wide_ids(seed),
+        given_up: given_up(seed),
         warps: 1 + machine.below(8) as u32,
         stall_one_in: machine.pick(&[0, 8, 64]),
         ..Case::small(seed)

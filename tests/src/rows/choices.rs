@@ -10,7 +10,7 @@ use ferry_reference::workload::Routing;
 use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 
 /// Every choice, and its values.
-const CHOICES: [(&str, &[&str]); 23] = [
+const CHOICES: [(&str, &[&str]); 24] = [
     ("receive", &["view", "strided", "compact"]),
     (
         "format",
@@ -37,6 +37,7 @@ const CHOICES: [(&str, &[&str]); 23] = [
     ("routing", &["uniform", "zipf", "twice", "holes"]),
     ("waits", &["at the end", "each call", "for views"]),
     ("multiprocessors", &["the plan's", "each call's"]),
+    ("given up", &["no round", "some"]),
 ];
 
 /// Values that exclude all but one value of another choice.
@@ -129,6 +130,7 @@ fn values(case: &Case) -> [usize; CHOICES.len()] {
             _ => 0,
         },
         flag(case.limits),
+        flag(case.given_up & ((1 << case.tokens.len()) - 1) != 0),
     ]
 }
 

@@ -21,7 +21,7 @@ const LOCAL_MEMORY_ALLOWED: [(Variant, &str, u64); 2] = [
 const SPILLED_IN_ROWS: u64 = 80;
 
 /// Kernels that may begin before the kernel before them in their stream has ended.
-const EARLY_KERNELS: [&str; 2] = ["ferry_dispatch", "ferry_combine"];
+const EARLY_KERNELS: [&str; 3] = ["ferry_dispatch", "ferry_combine", "ferry_give_up"];
 
 /// Non-coherent loads that such kernels may have: of 64 bits, from the table of the peers' windows, which is
 /// written before the first launch. The user's tensors have no elements of 64 bits; a kernel that writes them

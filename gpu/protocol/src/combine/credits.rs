@@ -42,17 +42,17 @@ pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     Ok(())
 }
 
-/// Returns a credit to every rank. A fused launch thereby ends the round for this rank's later launches: some
+/// Returns a credit to every rank. A launch that is not split thereby ends the round for this rank's later launches: some
 /// warp of every block has passed [`count_read`], so all blocks have begun and read the round's number.
 #[inline(always)]
-fn return_credits<M: Machine>(launch: &Launch<M>) {
+pub(super) fn return_credits<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
     let word = common.window.credit(common.rank());
     let credit = Credit::release(machine, word, epoch);
     on_each_rank(machine, common.shape.ranks, |rank| {
         credit.return_to(machine, rank);
     });
-    if launch.kernel == Kernel::Combine {
+    if matches!(launch.kernel, Kernel::Combine | Kernel::GiveUp) {
         launch.end_round();
     }
 }

@@ -2,6 +2,7 @@
 
 mod credits;
 pub mod ending;
+mod give_up;
 pub mod received;
 pub mod reduce;
 mod rows;
@@ -22,6 +23,8 @@ use crate::tactics::Phase;
 use crate::tactics::combine::CombineTactics;
 use crate::tactics::roles::CombineRoles;
 use crate::work::extent::Extent;
+
+pub use give_up::give_up;
 
 /// Sends this rank's expert outputs back; waits for nothing that a peer does. After the round's
 /// dispatch, in stream order. Collective.

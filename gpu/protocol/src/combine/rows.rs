@@ -25,9 +25,9 @@ pub struct Returned<L> {
 /// scales, so that nobody who reads them later takes them for a row. The header stays. Before this rank
 /// returns its credit.
 #[inline(always)]
-pub fn end_view<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item) {
+pub fn end_view<M: Machine>(launch: &Launch<M>, layout: ReceiveLayout, item: Item) {
     let (machine, common) = (launch.machine, launch.common);
-    let is_view = machine.keeps_rows() && options.rows.layout() == ReceiveLayout::View;
+    let is_view = machine.keeps_rows() && layout == ReceiveLayout::View;
     if !is_view || common.debug_checks == 0 {
         return;
     }

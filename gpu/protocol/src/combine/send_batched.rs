@@ -79,7 +79,7 @@ pub fn send_batched<M: Machine>(
                     row: machine.broadcast(positions, lane),
                     experts: experts_from(launch, words, lane),
                 };
-                end_view(launch, options, item_of(lane));
+                end_view(launch, options.rows.layout(), item_of(lane));
                 return_weights(launch, args, options, Row::Window(source, to), returned);
             }
         }

@@ -72,7 +72,7 @@ fn sum_item<M: Machine>(
     });
     let here = slots_here(machine, args, positions);
     let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
-    end_view(launch, options, item);
+    end_view(launch, options.rows.layout(), item);
     read();
 
     let to = if wire == Wire::Inline {

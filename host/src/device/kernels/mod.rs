@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ferry_layout::{
-    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, Kernel, LAYOUT_FINGERPRINT,
+    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, GiveUpArgs, Kernel, LAYOUT_FINGERPRINT,
     MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
 };
 use ferry_ptx::Module;
@@ -357,14 +357,14 @@ impl KernelSet {
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
         let has = move |kernel: &Kernel| match self {
             Self::Plain => !kernel.needs_options(),
-            Self::WithOptions => *kernel != Kernel::FusedSilu,
+            Self::WithOptions => !matches!(kernel, Kernel::FusedSilu | Kernel::GiveUp),
             Self::Rows => *kernel != Kernel::FusedSilu && !kernel.needs_options(),
         };
         Kernel::ALL.into_iter().filter(has)
     }
 }
 
-/// Bytes of the struct that a kernel with options takes, for a combine without its epilogue.
+/// Bytes of the struct that a kernel of a set with options takes, for a combine without its epilogue.
 pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
     let bytes = match kernel {
         Kernel::DispatchAsync | Kernel::DispatchWait | Kernel::Dispatch | Kernel::LocalDispatch => {
@@ -373,6 +373,7 @@ pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
         Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine | Kernel::LocalCombine => {
             size_of::<ferry_layout::CombineWith<()>>()
         }
+        Kernel::GiveUp => size_of::<GiveUpArgs>(),
         Kernel::FusedSilu => 0,
     };
     bytes as u64
@@ -385,6 +386,7 @@ const fn argument_bytes(kernel: Kernel) -> u64 {
             size_of::<DispatchArgs>()
         }
         Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => size_of::<CombineArgs>(),
+        Kernel::GiveUp => size_of::<GiveUpArgs>(),
         Kernel::FusedSilu => size_of::<SiluArgs>(),
         // Only with options.
         Kernel::LocalDispatch | Kernel::LocalCombine => 0,

@@ -13,7 +13,7 @@ mod folding;
 use folding::fold;
 
 /// The kernels of rounds, without peers on other nodes.
-pub(crate) const KERNELS: [Kernel; 8] = [
+pub(crate) const KERNELS: [Kernel; 9] = [
     Kernel::DispatchAsync,
     Kernel::DispatchWait,
     Kernel::Dispatch,
@@ -22,6 +22,7 @@ pub(crate) const KERNELS: [Kernel; 8] = [
     Kernel::Combine,
     Kernel::LocalDispatch,
     Kernel::LocalCombine,
+    Kernel::GiveUp,
 ];
 
 /// Specializes `ptx`: it has the round's kernels for `shape`, and no others.

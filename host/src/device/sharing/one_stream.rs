@@ -2,7 +2,7 @@
 //!
 //! A kernel begins after the preceding one in its stream has ended. So a rank's kernel must not follow
 //! a kernel of another rank that waits for it. Sends and waits are counted in halves
-//! of rounds: the dispatch of round n is half 2n - 1, its combine half 2n. All ranks of a communicator make
+//! of rounds: the dispatch of round n is half 2n - 1, its combine (or its end without one) half 2n. All ranks of a communicator make
 //! the same calls, so halves with the same number belong together.
 //!
 //! Captured calls do not run, and count only for their graph, from the half with which each rank begins
@@ -148,7 +148,8 @@ impl Effect {
             // Waits for credits of the round before.
             Kernel::DispatchAsync => (true, sent),
             Kernel::DispatchWait | Kernel::CombineWait => (false, sent),
-            Kernel::CombineAsync => (true, 0),
+            // A group between nodes, where giving up waits for the others, has one rank a process.
+            Kernel::CombineAsync | Kernel::GiveUp => (true, 0),
             Kernel::FusedSilu | Kernel::LocalDispatch | Kernel::LocalCombine => (false, 0),
         };
         Self { sends, until }
@@ -158,7 +159,7 @@ impl Effect {
 /// The half before the first one of a capture that begins with `kernel`.
 const fn before(kernel: Kernel) -> u64 {
     match kernel {
-        Kernel::DispatchWait | Kernel::Combine | Kernel::CombineAsync => 1,
+        Kernel::DispatchWait | Kernel::Combine | Kernel::CombineAsync | Kernel::GiveUp => 1,
         Kernel::CombineWait => 2,
         _ => 0,
     }
