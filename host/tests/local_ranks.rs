@@ -62,6 +62,7 @@ fn launched(notes: &Notes) -> Vec<(&'static str, u32, Stream)> {
         let rank = match launch.args {
             Args::Dispatch(with) => with.args.common.rank(),
             Args::Combine(with) => with.args.common.rank(),
+            Args::GiveUp(args) => args.common.rank(),
             Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };
         (launch.kernel.name(), rank.0, launch.stream)
@@ -80,6 +81,8 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
     Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
     Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
     let kernels = [
         "dispatch",
         "combine",
@@ -87,6 +90,8 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
         "dispatch_wait",
         "combine_async",
         "combine_wait",
+        "dispatch",
+        "give_up",
     ];
     assert_eq!(notes.take(), kernels.map(|name| [name; 2]).concat());
     let each = kernels.map(|name| [(name, 0, g.streams[0]), (name, 1, g.streams[1])]);
@@ -140,6 +145,12 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
         ("streams", 4),
     );
     Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    says(
+        Communicator::give_up_all(&mut ranks, &g.streams[..1]),
+        ("streams", 1),
+    );
+    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
     let refused =
         Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs).unwrap_err();
     assert_eq!(

@@ -10,14 +10,15 @@ use ferry::*;
 use noted::{Notes, empty_tensors, memory, start, timeout};
 use support::STREAM;
 
-/// The six calls of a round, each with the point at which it comes and the one that it leads to.
-const CALLS: [(&str, Round, Round); 6] = [
+/// The calls of a round, each with the point at which it comes and the one that it leads to.
+const CALLS: [(&str, Round, Round); 7] = [
     ("dispatch", Round::Idle, Round::Dispatched),
     ("dispatch_async", Round::Idle, Round::DispatchSent),
     ("dispatch_wait", Round::DispatchSent, Round::Dispatched),
     ("combine", Round::Dispatched, Round::Idle),
     ("combine_async", Round::Dispatched, Round::CombineSent),
     ("combine_wait", Round::CombineSent, Round::Idle),
+    ("give_up", Round::Dispatched, Round::Idle),
 ];
 
 /// Every point of a round, with the calls that lead to it and the text of an error there.
@@ -35,7 +36,7 @@ const POINTS: [(Round, &[&str], &str); 4] = [
     (
         Round::Dispatched,
         &["dispatch"],
-        "the dispatch was not combined; combine or combine_async comes next",
+        "the dispatch was not combined; combine, combine_async or give_up comes next",
     ),
     (
         Round::CombineSent,
@@ -71,6 +72,7 @@ impl Tensors {
             "combine" => rank.combine(STREAM, &self.experts, &self.sums),
             "combine_async" => rank.combine_async(STREAM, &self.experts, &self.sums),
             "combine_wait" => rank.combine_wait(STREAM),
+            "give_up" => rank.give_up(STREAM),
             _ => panic!("there is no call {name}"),
         }
     }

@@ -441,9 +441,9 @@ void test_together(ferry_group *group) {
         REFUSED(FERRY_WRONG_ORDER, "no round is open",
                 ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of.count));
     }
-    REFUSED(FERRY_WRONG_ORDER, "ferry_combine or ferry_combine_async comes next",
+    REFUSED(FERRY_WRONG_ORDER, "ferry_combine_async or ferry_give_up comes next",
             ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of.count));
-    REFUSED(FERRY_WRONG_ORDER, "ferry_combine or ferry_combine_async comes next",
+    REFUSED(FERRY_WRONG_ORDER, "ferry_combine_async or ferry_give_up comes next",
             ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, of.count));
     for (size_t i = 0; i < of.count; i++) {
         OK(ferry_synchronize(all.communicators[i], all.streams[i], NULL));

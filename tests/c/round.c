@@ -185,7 +185,7 @@ static void refuse_order(team *of, const round_tensors *tensors, ferry_round rou
     static const char *const next_calls[] = {
         "no round is open; ferry_dispatch or ferry_dispatch_async comes next",
         "ferry_dispatch_async was not waited for; ferry_dispatch_wait comes next",
-        "the dispatch was not combined; ferry_combine or ferry_combine_async comes next",
+        "the dispatch was not combined; ferry_combine, ferry_combine_async or ferry_give_up comes next",
         "ferry_combine_async was not waited for; ferry_combine_wait comes next",
     };
     const char *next = next_calls[round];
@@ -210,6 +210,7 @@ static void refuse_order(team *of, const round_tensors *tensors, ferry_round rou
         if (round != FERRY_ROUND_DISPATCHED) {
             REFUSED(FERRY_WRONG_ORDER, next, ferry_combine(rank, stream, &experts, &own->out.sums));
             REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_async(rank, stream, &experts, &own->out.sums));
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_give_up(rank, stream));
         }
         if (round != FERRY_ROUND_RETURNED)
             REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_wait(rank, stream));
@@ -252,6 +253,32 @@ static void run_round(team *of, int split, int bad_token) {
         OK(ferry_check(rank->communicator, NULL));
         if (bad_token < 0) compare_rows(of, rank, &tensors[i].out);
         compare_sums(rank, &tensors[i].out.sums.combined, bad_here ? bad_token : -1);
+        release_memory(rank, tensors[i].in.memory, 3);
+        release_memory(rank, tensors[i].out.memory, 4);
+        OK(ferry_combine_buffers_free(&tensors[i].out.buffers));
+    }
+}
+
+// A round that is given up, by a call for all ranks of this process or by one for each.
+static void give_up_round(team *of, int together) {
+    round_tensors tensors[MOST_RANKS];
+    ferry_communicator *communicators[MOST_RANKS];
+    void *streams[MOST_RANKS];
+    for (size_t i = 0; i < of->count; i++) {
+        const rank_state *rank = &of->local[i];
+        communicators[i] = rank->communicator;
+        streams[i] = rank->stream;
+        tensors[i].in = make_input(rank, -1);
+        tensors[i].out = make_output(of, rank);
+        OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
+    }
+    if (together) OK(ferry_give_up_all(communicators, streams, of->count));
+    for (size_t i = 0; !together && i < of->count; i++) OK(ferry_give_up(communicators[i], streams[i]));
+    refuse_order(of, tensors, FERRY_ROUND_IDLE);
+    for (size_t i = 0; i < of->count; i++) {
+        const rank_state *rank = &of->local[i];
+        OK(ferry_synchronize(rank->communicator, rank->stream, NULL));
+        compare_rows(of, rank, &tensors[i].out);
         release_memory(rank, tensors[i].in.memory, 3);
         release_memory(rank, tensors[i].out.memory, 4);
         OK(ferry_combine_buffers_free(&tensors[i].out.buffers));
@@ -412,7 +439,9 @@ int main(int count, char **arguments) {
     team of = make_team(group, &config);
     HOLDS(ferry_version_number() == FERRY_VERSION_NUMBER && strcmp(ferry_version(), FERRY_VERSION) == 0);
     run_round(&of, 0, -1);
+    give_up_round(&of, 0);
     run_round(&of, 1, -1);
+    give_up_round(&of, 1);
     run_round(&of, 0, 2);
     run_round(&of, 0, -1);
     close_team(&of);

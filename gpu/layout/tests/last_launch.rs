@@ -2,22 +2,23 @@
 
 use ferry_layout::{Epoch, Kernel, LastLaunch};
 
-const ROUND: [Kernel; 6] = [
+const ROUND: [Kernel; 7] = [
     Kernel::DispatchAsync,
     Kernel::DispatchWait,
     Kernel::Dispatch,
     Kernel::CombineAsync,
     Kernel::CombineWait,
     Kernel::Combine,
+    Kernel::GiveUp,
 ];
 
 /// Kernels that may follow the last launch, with whether they are of its round or of the next.
 fn next(last: Option<Kernel>) -> &'static [(Kernel, bool)] {
     use Kernel::*;
     match last {
-        None | Some(Combine | CombineWait) => &[(Dispatch, false), (DispatchAsync, false)],
+        None | Some(Combine | CombineWait | GiveUp) => &[(Dispatch, false), (DispatchAsync, false)],
         Some(DispatchAsync) => &[(DispatchWait, true)],
-        Some(Dispatch | DispatchWait) => &[(Combine, true), (CombineAsync, true)],
+        Some(Dispatch | DispatchWait) => &[(Combine, true), (CombineAsync, true), (GiveUp, true)],
         Some(CombineAsync) => &[(CombineWait, true)],
         Some(other) => panic!("{other:?} has no place in a round"),
     }
@@ -29,8 +30,8 @@ fn a_launch_follows_in_the_order_of_a_round_alone() {
         for last in ROUND {
             let word = LastLaunch::of(Epoch(round), last);
             assert_eq!((word.epoch(), word.kernel()), (round, last as u64));
-            // A combine has finished its round, so the device works in the next.
-            let is_over = matches!(last, Kernel::Combine | Kernel::CombineWait);
+            // Its round is finished, so the device works in the next.
+            let is_over = matches!(last, Kernel::Combine | Kernel::CombineWait | Kernel::GiveUp);
             let epoch = if is_over {
                 Epoch::after(round)
             } else {

@@ -227,6 +227,8 @@ typedef enum {
     FERRY_KERNEL_LOCAL_DISPATCH = 7,
     // The kernel of ferry_combine with skip_a2a.
     FERRY_KERNEL_LOCAL_COMBINE = 8,
+    // The kernel of ferry_give_up.
+    FERRY_KERNEL_GIVE_UP = 9,
 } ferry_kernel;
 
 // Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
@@ -278,7 +280,7 @@ typedef enum {
     FERRY_ROUND_IDLE = 0,
     // ferry_dispatch_wait comes next.
     FERRY_ROUND_SENT = 1,
-    // ferry_combine or ferry_combine_async comes next.
+    // ferry_combine, ferry_combine_async or ferry_give_up comes next.
     FERRY_ROUND_DISPATCHED = 2,
     // ferry_combine_wait comes next.
     FERRY_ROUND_RETURNED = 3,
@@ -1047,6 +1049,10 @@ ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
                                     void *const *streams,
                                     size_t count);
 
+// ferry_give_up for all ranks of this process; see ferry_dispatch_all. Collective with the other processes.
+// Does not synchronise.
+ferry_status ferry_give_up_all(ferry_communicator *const *communicators, void *const *streams, size_t count);
+
 // Checks a configuration for a group and makes a plan of it. The text of FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.
 ferry_status ferry_plan_new(const ferry_group *group, const ferry_config *config, ferry_plan **plan);
@@ -1135,6 +1141,16 @@ ferry_status ferry_combine_async(ferry_communicator *communicator,
 // the round. Only enqueues; the kernel must run after that of ferry_combine_async. Collective. Does not
 // synchronise. On failure nothing was enqueued, and it can be called again.
 ferry_status ferry_combine_wait(ferry_communicator *communicator, void *stream);
+
+// Ends the round without a combine, after ferry_dispatch or ferry_dispatch_wait: ferry_dispatch may follow. On
+// one node the kernel waits for no peer, between nodes for all of them. Only enqueues. Collective (not with
+// skip_a2a): all ranks give up a round, or all combine it; if one combines what another gives up, both end
+// with FERRY_FAULT_PEER_TIMEOUT after their deadline, at the latest in their next dispatch. In the numbers of
+// rounds of a ferry_fault, a round that was given up counts as two. Does not synchronise, allocate or
+// compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless a dispatch is to be combined)
+// nothing was enqueued, and it can be called again.
+ferry_status ferry_give_up(ferry_communicator *communicator,
+                           void *stream);
 
 // Enqueues a fused SiLU, the activation between the experts' two matrix multiplications, written in any
 // format except those with row scales. Needs no round. Not collective. Does not synchronise or allocate, and

@@ -155,9 +155,15 @@ impl Communicator {
         self.call(py, |communicator| communicator.combine_wait(stream))
     }
 
+    fn _give_up(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let stream = handle(stream);
+        self.call(py, |communicator| communicator.give_up(stream))?;
+        self.has_returned()
+    }
+
     /// The rows of a view: tokens, scales and row scales.
     fn _view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
-        // SAFETY: the Python object of a view refuses every use once combine was called or the communicator
+        // SAFETY: the Python object of a view refuses every use once combine or give_up was called or the communicator
         // closed, and keeps the communicator alive.
         let view = self.call(py, |communicator| unsafe { communicator.view() })?;
         let scales = view.scales.as_ref().map(strided);
@@ -165,7 +171,7 @@ impl Communicator {
         Ok((strided(&view.tokens), scales, row_scales))
     }
 
-    /// Numbers of dispatches and of combines that were enqueued.
+    /// Numbers of dispatches and of combines that were enqueued; giving up a round counts as a combine.
     fn _counts(&self) -> PyResult<(u64, u64)> {
         let inner = self.inner.get("communicator")?;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -127,6 +127,12 @@ pub(crate) fn combine_wait_all(
     call(py, &ranks, &streams, ferry::Communicator::combine_wait_all)
 }
 
+#[pyfunction]
+pub(crate) fn give_up_all(py: Python<'_>, ranks: Ranks<'_>, streams: Vec<u64>) -> PyResult<()> {
+    call(py, &ranks, &streams, ferry::Communicator::give_up_all)?;
+    ranks.iter().try_for_each(|rank| rank.has_returned())
+}
+
 /// Closes all ranks, or none if a round is open. Returns the first error.
 #[pyfunction]
 pub(crate) fn close_all(py: Python<'_>, ranks: Ranks<'_>) -> PyResult<()> {

@@ -74,6 +74,33 @@ def test_ranks_as_threads(bench):
     of.group.close()
 
 
+def test_rounds_that_are_given_up(bench):
+    of = bench(2)
+    problem = of.problem(4)
+    x, ids, weights = problem.arguments
+    with pytest.raises(ferry.OrderError, match="give_up is out of order: no round is open"):
+        of.ranks.give_up()
+    first = of.ranks.dispatch(x, ids, weights)
+    of.ranks.give_up()
+    assert [rank.round for rank in of.ranks] == ["idle"] * 2
+    of.ranks.dispatch_async(x, ids, weights)
+    with pytest.raises(ferry.OrderError, match="dispatch_async was not waited for"):
+        of.ranks[0].give_up()
+    of.ranks.dispatch_wait(like=x[0])
+    for rank in of.ranks:
+        rank.give_up()
+    # The same ids with other rows, whose places are the same.
+    other = of.problem(5).arguments[0]
+    rows = of.ranks.dispatch(other, ids, weights)
+    for rank, output in enumerate(rows):
+        np.testing.assert_array_equal(output.src_info, first[rank].src_info)
+        check_rows(problem, rank, first[rank])
+    of.ranks.combine([output.tokens for output in rows])
+    assert of.ranks.check() == [None] * 2
+    of.ranks.close()
+    of.group.close()
+
+
 def test_rows_apart(bench):
     of = bench(2, combine="exact")
     problem = of.problem(5)

@@ -31,6 +31,7 @@ __all__ = [
     "dispatch_wait_all",
     "dlpack",
     "format_sizes",
+    "give_up_all",
     "has_cuda",
     "has_nvshmem",
 ]
@@ -389,6 +390,7 @@ class Communicator:
     def _combine(self, stream: int, input: CombineInput, output: CombineOutput) -> None: ...
     def _combine_async(self, stream: int, input: CombineInput, output: CombineOutput) -> None: ...
     def _combine_wait(self, stream: int) -> None: ...
+    def _give_up(self, stream: int) -> None: ...
     def _silu(
         self,
         stream: int,
@@ -465,6 +467,7 @@ def combine_async_all(
     outputs: Sequence[CombineOutput],
 ) -> None: ...
 def combine_wait_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
+def give_up_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
 def dlpack(
     address: int,
     device: tuple[int, int],

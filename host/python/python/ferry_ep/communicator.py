@@ -211,6 +211,16 @@ class Communicator(Rank):
         self._open = None
         call.finish()
 
+    def give_up(self, *, stream: Any = None) -> None:
+        """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: the next dispatch
+        may follow. Enqueues only. Collective: all ranks give up a round, or all combine it; if one combines what
+        another gives up, both end with :class:`PeerTimeout` after their deadline, at the latest in their next
+        dispatch.
+
+        Raises :class:`OrderError` unless a dispatch is to be combined.
+        """
+        self._native._give_up(self._stream(stream))
+
     def prepare_dispatch(
         self,
         x: Any,

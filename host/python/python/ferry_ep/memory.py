@@ -235,4 +235,4 @@ class View:
         if native.closed:
             raise ClosedError(f"the view has ended: rank {native.rank}'s communicator was closed")
         if native._counts() != self._counts:
-            raise OrderError(f"the view has ended: rank {native.rank} has combined its round")
+            raise OrderError(f"the view has ended: rank {native.rank} has ended its round")

@@ -185,6 +185,10 @@ class Communicators(Sequence[Communicator]):
             calls.append(call)
         _finish(calls)
 
+    def give_up(self, *, streams: Each | None = None) -> None:
+        """Makes :meth:`ferry_ep.Communicator.give_up` on all ranks."""
+        _ferry.give_up_all(self._natives(), _streams(self._calls(streams)))
+
     def synchronize(self, *, streams: Each | None = None) -> list[Fault | None]:
         """Makes :meth:`ferry_ep.Communicator.synchronize` on all ranks; the first exception is raised at the
         end. Returns the input fault of each."""
