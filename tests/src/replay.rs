@@ -132,6 +132,9 @@ pub struct ReplayArgs {
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
+    /// Dispatch the tokens once before, and give up that round
+    #[arg(long)]
+    give_up: bool,
     /// Seed of the simulator
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -194,6 +197,7 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     let session = Session::new(&open.group, &settings);
     let mut session = open.agree(session.map_err(Into::into))?;
     session.call_all_at_once(args.all_at_once);
+    session.give_up_before_rounds(args.give_up);
     if args.late_weights {
         session.give_weights_late();
     }
@@ -400,6 +404,7 @@ mod tests {
             transposed_scales: false,
             clear_absent: false,
             all_at_once: false,
+            give_up: false,
             seed: 1,
             ranks: None,
             group_args: GroupArgs::default(),

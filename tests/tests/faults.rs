@@ -134,7 +134,7 @@ fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
             let is_far = case.p2p_world_size < case.ranks;
             let (is_right, round) = match fault.kernel {
                 Kernel::Dispatch | Kernel::DispatchAsync => (!is_far, fault.epoch - 1),
-                Kernel::Combine | Kernel::CombineWait => (is_far, fault.epoch),
+                Kernel::Combine | Kernel::CombineWait | Kernel::GiveUp => (is_far, fault.epoch),
                 _ => (false, 0),
             };
             assert!(is_right, "{fault}\n{case:?}");

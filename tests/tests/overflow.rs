@@ -32,7 +32,7 @@ fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) -> [usize; 2] {
         let mut found = BTreeSet::new();
         for fault in &run.input_faults {
             assert_eq!(fault.kind, FaultKind::OutputTooSmall, "{fault}\n{case:?}");
-            let (round, rank) = (fault.epoch as usize - 1, fault.rank.0 as usize);
+            let (round, rank) = (case.round_of(fault.epoch), fault.rank.0 as usize);
             let lacks = run.expected[round].lacks(rank);
             let numbers = (fault.region, fault.saw as usize, fault.wanted as usize);
             assert_eq!(Some(numbers), lacks, "{fault}\n{case:?}");

@@ -335,10 +335,10 @@ fn an_id_of_64_bits_is_named_and_left_out() {
             [rank, slot / case.top_k, slot % case.top_k],
             "{fault}\n{case:?}"
         );
-        let what = (fault.kind, fault.saw as i64, fault.epoch as usize);
+        let what = (fault.kind, fault.saw as i64, case.round_of(fault.epoch));
         assert_eq!(
             what,
-            (FaultKind::InvalidExpert, id, round + 1),
+            (FaultKind::InvalidExpert, id, round),
             "{fault}\n{case:?}"
         );
         let text = format!("expert id {id} is not in -1..{experts}");
@@ -367,7 +367,7 @@ fn rows_that_have_no_room_are_told() {
         for (round, expected) in run.expected.iter().enumerate() {
             for rank in 0..case.ranks {
                 let mut faults = run.input_faults.iter().filter(|fault| {
-                    fault.epoch as usize == round + 1 && fault.rank.0 as usize == rank
+                    case.round_of(fault.epoch) == round && fault.rank.0 as usize == rank
                 });
                 let lacks = expected.lacks(rank);
                 let fault = faults.next().map(|fault| {

@@ -33,7 +33,7 @@ pub(crate) mod view;
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
-/// The two alternate. Calls only enqueue kernels: none allocates, synchronizes, compiles or
+/// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none allocates, synchronizes, compiles or
 /// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
 /// collective: every rank of the group enqueues the same sequence of calls, with its own data,
 /// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
@@ -95,8 +95,10 @@ pub(crate) mod view;
 ///
 /// # Failure between dispatch and combine
 ///
-/// The peers of a rank whose experts fail wait for it in their combine. There are two ways out:
+/// The peers of a rank whose experts fail wait for it in their combine. There are three ways out:
 ///
+/// - All ranks [give the round up](Self::give_up), if they learn of the failure, by means of your own, before
+///   any of them combines.
 /// - The rank still calls combine, with any BF16 rows; what they hold does not matter. The round then ends
 ///   well on all ranks, but sums of tokens that were sent to this rank are wrong, on any rank. No peer is
 ///   told: let them know by means of your own, and discard the round on all ranks.

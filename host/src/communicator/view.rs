@@ -18,7 +18,7 @@ use crate::tensor::handles::DevicePtr;
 /// own kernels take such tensors.
 ///
 /// The memory is read-only, and changes in each round. It may be read by work that the streams order after
-/// the dispatch (or its wait) and before the combine (or `combine_async`): every row arrived before the
+/// the dispatch (or its wait) and before the combine (or `combine_async`, or `give_up`): every row arrived before the
 /// dispatch ended, so kernels need no fence. A later read may find another round's rows, or a part of them;
 /// with [`debug_checks`](crate::Config::debug_checks) it finds bytes of `0xff`.
 ///

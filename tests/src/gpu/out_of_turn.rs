@@ -1,4 +1,5 @@
-//! Graphs with a part of a round: in turn they make rounds, out of turn the device refuses them.
+//! Graphs with a part of a round: in turn they make rounds, out of turn the device refuses them. Graphs of a
+//! dispatch that is given up.
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
             let name =
                 format!("graphs of {calls} dispatches and combines in turn, {tokens} tokens");
             suite.check(&name, |suite| in_turn(suite, tokens, split))?;
+            let name = format!("graphs of {calls} dispatches that are given up, {tokens} tokens");
+            suite.check(&name, |suite| given_up(suite, tokens, split))?;
         }
         for part in [Part::Dispatch, Part::Combine] {
             for all in [false, true] {
@@ -125,6 +128,45 @@ fn rounds_in_turn(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]
             session.synchronize()?;
             session.outputs()?
         };
+        oracle
+            .verify(CombineMode::Reduced, true, &outputs)
+            .with_context(|| format!("round {round}"))?;
+    }
+    Ok(true)
+}
+
+/// Rounds of calls with graphs between them, each of a dispatch and its end without a combine.
+fn given_up(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome> {
+    let problems: Vec<_> = (0..ROUNDS)
+        .map(|seed| problem(suite, tokens, seed))
+        .collect();
+    let settings = Settings {
+        split,
+        ..Settings::of(suite.config(&problems), &problems)
+    };
+    let had_graphs = suite.with_session(&settings, 1, |suite, session| {
+        rounds_between(suite, session, &problems)
+    })?;
+    Ok(outcome(had_graphs))
+}
+
+/// Returns whether there were graphs.
+fn rounds_between(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) -> Result<bool> {
+    let scale = [1.5; EXPERTS];
+    session.upload(0, &problems[0])?;
+    let graphs = Graphs::capture(suite.group(), session, |session, index| {
+        (0..2).try_for_each(|half| session.launch_half(index, half))?;
+        let (rank, stream) = session.local(index);
+        rank.give_up(stream)
+    })?;
+    let Some(mut graphs) = graphs else {
+        return Ok(false);
+    };
+    for (round, problem) in problems.iter().enumerate() {
+        let oracle = Oracle::new(problem, &scale, TokenFormat::Bf16);
+        (0..round % 4).try_for_each(|_| graphs.launch_all())?;
+        session.synchronize()?;
+        let outputs = session.round(problem, &scale)?;
         oracle
             .verify(CombineMode::Reduced, true, &outputs)
             .with_context(|| format!("round {round}"))?;

@@ -201,7 +201,7 @@ impl Case {
     }
 
     /// Round of a fault's epoch: a round that is given up has two.
-    pub(super) fn round_of(&self, epoch: u64) -> usize {
+    pub fn round_of(&self, epoch: u64) -> usize {
         let mut last = 0;
         let ends = (0..).map(|round| {
             last += 1 + u64::from(self.gives_up(round));

@@ -35,6 +35,8 @@ pub struct Session {
     shared_factor: f32,
     /// Whether combines are given the weights that dispatches are not.
     late_weights: bool,
+    /// Whether each round comes after a dispatch of its inputs that is given up.
+    gives_up: bool,
 }
 
 impl Session {
@@ -59,6 +61,7 @@ impl Session {
             all_at_once: false,
             shared_factor: SHARED_FACTOR,
             late_weights: false,
+            gives_up: false,
         })
     }
 
@@ -77,6 +80,11 @@ impl Session {
     /// Collective.
     pub fn round(&mut self, problem: &Problem, scale: &[f32]) -> Result<Vec<RankOutputs>, Error> {
         self.upload(0, problem)?;
+        if self.gives_up {
+            self.launch_halves(0..2)?;
+            self.give_up()?;
+            self.synchronize()?;
+        }
         self.poison()?;
         let start = Instant::now();
         self.launch_halves(0..2)?;
@@ -141,6 +149,21 @@ impl Session {
             let own = initial.each_ref();
             rank.give_initial(own.map(|rows| rows.as_ref().map(|rows| &rows[number][..])))
         })
+    }
+
+    /// Dispatches the inputs of each [round](Self::round) twice from now on, and gives up the first dispatch.
+    pub const fn give_up_before_rounds(&mut self, gives_up: bool) {
+        self.gives_up = gives_up;
+    }
+
+    /// Enqueues the end of a round without a combine on all local ranks.
+    pub fn give_up(&mut self) -> Result<(), Error> {
+        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
+        if self.all_at_once {
+            return Communicator::give_up_all(&mut self.communicators, &streams);
+        }
+        let mut ranks = self.communicators.iter_mut().zip(streams);
+        ranks.try_for_each(|(rank, stream)| rank.give_up(stream))
     }
 
     /// Makes each [round](Self::round) in calls of all local ranks from now on, or in one of each.
