@@ -170,8 +170,8 @@ macro_rules! shmem_give_up_kernel {
     ($kind:ident) => {};
 }
 
-/// Declares a kernel that gives up a round from its name, whether ranks of other nodes are among the peers, and
-/// the kind.
+/// Declares a kernel that gives up a round from its name, whether ranks of other nodes are among the peers,
+/// and the kind.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! give_up_kernel {

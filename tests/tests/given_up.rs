@@ -102,8 +102,8 @@ impl Rig {
     }
 }
 
-/// Some ranks combine a round that the others give up. A sum that is made is right, and nobody gets beyond the
-/// next dispatch.
+/// Some ranks combine a round that the others give up. A sum that is made is right, and nobody gets beyond
+/// the next dispatch.
 #[test]
 fn a_round_that_only_some_give_up_ends_in_time_outs_and_never_in_wrong_sums() {
     let (mut right, mut early) = (0, 0);
@@ -224,8 +224,8 @@ fn a_round_is_given_up_once() {
     }
 }
 
-/// The ids of one dispatch in another, with other tokens, whether the one between was given up or combined: in
-/// every layout each row comes to the same place. Both are compared with the oracle, too.
+/// The ids of one dispatch in another, with other tokens, whether the one between was given up or combined:
+/// in every layout each row comes to the same place. Both are compared with the oracle, too.
 #[test]
 fn the_same_ids_put_rows_at_the_same_places() {
     for seed in 63_000..63_300 {

@@ -43,7 +43,8 @@ impl LastLaunch {
     }
 
     /// Whether a launch of `kernel` in `epoch`, the round after the last finished one, may follow. A combine
-    /// and giving up finish a round, so a dispatch that finds one of its own round comes before that round's combine.
+    /// and giving up finish a round, so a dispatch that finds one of its own round comes before that round's
+    /// combine.
     #[inline(always)]
     pub fn precedes(self, epoch: Epoch, kernel: Kernel) -> bool {
         let is = |earlier| self == Self::of(epoch, earlier);

@@ -1142,15 +1142,14 @@ ferry_status ferry_combine_async(ferry_communicator *communicator,
 // synchronise. On failure nothing was enqueued, and it can be called again.
 ferry_status ferry_combine_wait(ferry_communicator *communicator, void *stream);
 
-// Ends the round without a combine, after ferry_dispatch or ferry_dispatch_wait: ferry_dispatch may follow. On
-// one node the kernel waits for no peer, between nodes for all of them. Only enqueues. Collective (not with
-// skip_a2a): all ranks give up a round, or all combine it; if one combines what another gives up, both end
-// with FERRY_FAULT_PEER_TIMEOUT after their deadline, at the latest in their next dispatch. In the numbers of
-// rounds of a ferry_fault, a round that was given up counts as two. Does not synchronise, allocate or
-// compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless a dispatch is to be combined)
-// nothing was enqueued, and it can be called again.
-ferry_status ferry_give_up(ferry_communicator *communicator,
-                           void *stream);
+// Ends the round without a combine, after ferry_dispatch or ferry_dispatch_wait: ferry_dispatch may follow.
+// On one node the kernel waits for no peer, between nodes for all of them. Only enqueues. Collective (not
+// with skip_a2a): all ranks give up a round, or all combine it; if one combines what another gives up, both
+// end with FERRY_FAULT_PEER_TIMEOUT after their deadline, at the latest in their next dispatch. In the
+// numbers of rounds of a ferry_fault, a round that was given up counts as two. Does not synchronise,
+// allocate or compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless a dispatch is to
+// be combined) nothing was enqueued, and it can be called again.
+ferry_status ferry_give_up(ferry_communicator *communicator, void *stream);
 
 // Enqueues a fused SiLU, the activation between the experts' two matrix multiplications, written in any
 // format except those with row scales. Needs no round. Not collective. Does not synchronise or allocate, and

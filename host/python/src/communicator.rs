@@ -163,8 +163,8 @@ impl Communicator {
 
     /// The rows of a view: tokens, scales and row scales.
     fn _view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
-        // SAFETY: the Python object of a view refuses every use once combine or give_up was called or the communicator
-        // closed, and keeps the communicator alive.
+        // SAFETY: the Python object of a view refuses every use once combine or give_up was called or the
+        // communicator closed, and keeps the communicator alive.
         let view = self.call(py, |communicator| unsafe { communicator.view() })?;
         let scales = view.scales.as_ref().map(strided);
         let row_scales = view.row_scales.as_ref().map(strided);

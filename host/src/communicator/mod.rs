@@ -33,12 +33,12 @@ pub(crate) mod view;
 /// One rank of a communicator: sends tokens to their experts ([`dispatch`](Self::dispatch)) and
 /// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
-/// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none allocates, synchronizes, compiles or
-/// reads device memory, so all can be captured in a CUDA graph and replayed. A round is
-/// collective: every rank of the group enqueues the same sequence of calls, with its own data,
-/// and split and fused calls may be mixed between ranks. The kernels of a round belong in one
-/// stream, or in streams that the caller orders. A value can be moved to another thread, so each local
-/// rank can have its own:
+/// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none
+/// allocates, synchronizes, compiles or reads device memory, so all can be captured in a CUDA graph and
+/// replayed. A round is collective: every rank of the group enqueues the same sequence of calls, with its own
+/// data, and split and fused calls may be mixed between ranks. The kernels of a round belong in one stream,
+/// or in streams that the caller orders. A value can be moved to another thread, so each local rank can have
+/// its own:
 ///
 /// ```
 /// use std::thread;

@@ -21,11 +21,11 @@ impl Communicator {
         self.open.round()
     }
 
-    /// Sends this rank's tokens to their experts' ranks and receives those for its own experts,
-    /// in one kernel; [`combine`](Self::combine), [`combine_async`](Self::combine_async) or
-    /// [`give_up`](Self::give_up) comes next. Enqueues only; `input` and `output` are in use until `stream` has passed the kernel.
-    /// Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the assignments of this
-    /// rank's own experts and waits for nobody.
+    /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
+    /// kernel; [`combine`](Self::combine), [`combine_async`](Self::combine_async) or
+    /// [`give_up`](Self::give_up) comes next. Enqueues only; `input` and `output` are in use until `stream`
+    /// has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the
+    /// assignments of this rank's own experts and waits for nobody.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if a round is open;
@@ -59,9 +59,9 @@ impl Communicator {
 
     /// The second half of [`dispatch`](Self::dispatch): receives the tokens for this rank's experts;
     /// [`combine`](Self::combine), [`combine_async`](Self::combine_async) or [`give_up`](Self::give_up) comes
-    /// next. Enqueues only; `output` is in use until `stream` has passed the kernel, which must come after that of
-    /// [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except `x` and
-    /// `input_scale` with a [shared expert](crate::Config::shared_expert). Collective.
+    /// next. Enqueues only; `output` is in use until `stream` has passed the kernel, which must come after
+    /// that of [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except
+    /// `x` and `input_scale` with a [shared expert](crate::Config::shared_expert). Collective.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if no `dispatch_async` waits for this; [`Error::TooManyScales`],
@@ -125,14 +125,14 @@ impl Communicator {
 
     /// Ends the round without a combine, in one kernel: the next dispatch may follow. No row returns, and no
     /// tensor is read or written. Comes after [`dispatch`](Self::dispatch) or
-    /// [`dispatch_wait`](Self::dispatch_wait), and a [view](Self::view) ends with it as with a combine. On one
-    /// node the kernel waits for no peer, between nodes for all of them. Enqueues only. Collective: all ranks
-    /// give up a round, or all combine it. If one combines what another gives up, no rank gets a wrong sum,
-    /// but both end with a [`PeerTimeout`](ferry_layout::FaultKind::PeerTimeout) after their deadline, in this
-    /// round or in their next dispatch. Not collective with [`skip_a2a`](crate::Config::skip_a2a).
+    /// [`dispatch_wait`](Self::dispatch_wait), and a [view](Self::view) ends with it as with a combine. On
+    /// one node the kernel waits for no peer, between nodes for all of them. Enqueues only. Collective: all
+    /// ranks give up a round, or all combine it. If one combines what another gives up, no rank gets a wrong
+    /// sum, but both end with a [`PeerTimeout`](ferry_layout::FaultKind::PeerTimeout) after their deadline,
+    /// in this round or in their next dispatch. Not collective with [`skip_a2a`](crate::Config::skip_a2a).
     ///
-    /// In the numbers of rounds that a [`Fault`](ferry_layout::Fault) has, a round that was given up counts as
-    /// two.
+    /// In the numbers of rounds that a [`Fault`](ferry_layout::Fault) has, a round that was given up counts
+    /// as two.
     ///
     /// ```
     /// use ferry::*;
@@ -157,9 +157,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongOrder`] unless a dispatch is to be combined: no round is open, or a half of a call was not
-    /// waited for; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's own.
-    /// Nothing is enqueued then, and it can be called again.
+    /// [`Error::WrongOrder`] unless a dispatch is to be combined: no round is open, or a half of a call was
+    /// not waited for; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's
+    /// own. Nothing is enqueued then, and it can be called again.
     pub fn give_up(&mut self, stream: Stream) -> Result<(), Error> {
         let call = self.prepare_give_up(stream)?;
         self.launch(call)

@@ -18,9 +18,9 @@ use crate::tensor::handles::DevicePtr;
 /// own kernels take such tensors.
 ///
 /// The memory is read-only, and changes in each round. It may be read by work that the streams order after
-/// the dispatch (or its wait) and before the combine (or `combine_async`, or `give_up`): every row arrived before the
-/// dispatch ended, so kernels need no fence. A later read may find another round's rows, or a part of them;
-/// with [`debug_checks`](crate::Config::debug_checks) it finds bytes of `0xff`.
+/// the dispatch (or its wait) and before the combine (or `combine_async`, or `give_up`): every row arrived
+/// before the dispatch ended, so kernels need no fence. A later read may find another round's rows, or a part
+/// of them; with [`debug_checks`](crate::Config::debug_checks) it finds bytes of `0xff`.
 ///
 /// Rows without a token hold old bits, NaNs among them. [`DispatchOutput::ids`] is -1 there. A product with 0
 /// does not hide them, as 0 times NaN is NaN: leave such rows out, or select instead of multiplying.

@@ -42,8 +42,9 @@ pub fn wait_and_return<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
     Ok(())
 }
 
-/// Returns a credit to every rank. A launch that is not split thereby ends the round for this rank's later launches: some
-/// warp of every block has passed [`count_read`], so all blocks have begun and read the round's number.
+/// Returns a credit to every rank. A launch that is not split thereby ends the round for this rank's later
+/// launches: some warp of every block has passed [`count_read`], so all blocks have begun and read the
+/// round's number.
 #[inline(always)]
 pub(super) fn return_credits<M: Machine>(launch: &Launch<M>) {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);

@@ -1,11 +1,11 @@
 //! Rounds without a combine: their end.
 //!
-//! All ranks give up a round, or none. Between a rank that gives up round `n` and one that combines it, nothing
-//! may travel in round `n + 1`: the former never read the combine rows of `n` that the latter has sent, and
-//! rows with inline flags among them would pass for those of a later round. So a round that is given up takes
-//! two epochs, and its credits are for the second one. A rank that combined is then an epoch behind: each of
-//! the two waits for what the other never sends, the one in its next dispatch for credits of `n + 1`, the other
-//! in its combine for rows, or in its next dispatch for counts of `n + 1`. Both time out.
+//! All ranks give up a round, or none. Between a rank that gives up round `n` and one that combines it,
+//! nothing may travel in round `n + 1`: the former never read the combine rows of `n` that the latter has
+//! sent, and rows with inline flags among them would pass for those of a later round. So a round that is
+//! given up takes two epochs, and its credits are for the second one. A rank that combined is then an epoch
+//! behind: each of the two waits for what the other never sends, the one in its next dispatch for credits of
+//! `n + 1`, the other in its combine for rows, or in its next dispatch for counts of `n + 1`. Both time out.
 
 use ferry_layout::{Counter, Epoch, GiveUpArgs, Kernel, ReceiveLayout};
 
@@ -60,8 +60,8 @@ fn end_views<M: Machine>(launch: &Launch<M>, layout: ReceiveLayout) {
     }
 }
 
-/// Whether this warp leaves the launch last. By then all warps have read the round's number, and all that they
-/// have done comes before its next release.
+/// Whether this warp leaves the launch last. By then all warps have read the round's number, and all that
+/// they have done comes before its next release.
 #[inline(always)]
 fn is_last_to_leave<M: Machine>(machine: &M) -> bool {
     let WarpPosition {

@@ -1,9 +1,9 @@
 //! The order in which ranks of a process that share a GPU enqueue kernels that wait for each other.
 //!
-//! A kernel begins after the preceding one in its stream has ended. So a rank's kernel must not follow
-//! a kernel of another rank that waits for it. Sends and waits are counted in halves
-//! of rounds: the dispatch of round n is half 2n - 1, its combine (or its end without one) half 2n. All ranks of a communicator make
-//! the same calls, so halves with the same number belong together.
+//! A kernel begins after the preceding one in its stream has ended. So a rank's kernel must not follow a
+//! kernel of another rank that waits for it. Sends and waits are counted in halves of rounds: the dispatch of
+//! round n is half 2n - 1, its combine (or its end without one) half 2n. All ranks of a communicator make the
+//! same calls, so halves with the same number belong together.
 //!
 //! Captured calls do not run, and count only for their graph, from the half with which each rank begins
 //! there. When the graph is launched, it counts as if its calls were made. Launches of graphs that
