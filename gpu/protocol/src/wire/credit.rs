@@ -10,8 +10,8 @@
 //!    combine of round `n` stores only rows that answer rows of round `n`**, hence after their source has
 //!    sent its counts of `n`, which it did after the end of its combine of `n - 1`.
 //!
-//! A round that is given up takes the epochs `n` and `n + 1`; its credits, for `n + 1`, also stand for `n`, as
-//! nothing is dispatched in `n + 1`. The combine area is left as it is: nobody sent rows.
+//! A round that is given up takes the epochs `n` and `n + 1`; its credits, for `n + 1`, also stand for `n`,
+//! as nothing is dispatched in `n + 1`. The combine area is left as it is: nobody sent rows.
 //!
 //! Every rank takes part in every round, even without tokens. Combine does not wait for credits: if nobody is
 //! late, they are there when the next dispatch checks them. More follows from these two rules:
