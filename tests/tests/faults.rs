@@ -284,8 +284,8 @@ fn an_expert_that_does_not_exist_is_named_and_left_out() {
             "{fault}\n{case:?}"
         );
         assert_eq!(
-            (fault.saw as u32 as i32, fault.epoch as usize),
-            (id, round + 1),
+            (fault.saw as u32 as i32, case.round_of(fault.epoch)),
+            (id, round),
             "{fault}\n{case:?}"
         );
         let text = format!(
@@ -338,7 +338,7 @@ fn an_expert_listed_twice_is_named_only_in_debug_checks() {
         let run = Run::of(&case);
         for fault in &run.input_faults {
             assert_eq!(fault.kind, FaultKind::DuplicateExpert, "{fault}\n{case:?}");
-            let round = fault.epoch as usize - 1;
+            let round = case.round_of(fault.epoch);
             let ids = &run.case.problem(round).inputs[fault.rank.0 as usize].topk_ids;
             let token = fault.index as usize * case.top_k;
             let slot = fault.peer.0 as usize;
