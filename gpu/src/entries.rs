@@ -170,6 +170,28 @@ macro_rules! shmem_give_up_kernel {
     ($kind:ident) => {};
 }
 
+/// Declares the kernel that tells the host of a dispatch's counts, in every layout of received rows.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! counts_kernel {
+    ($kind:ident) => {
+        $crate::kernel! {
+            /// See the protocol's function of the same name.
+            ///
+            /// # Safety
+            /// The host built `given` for this rank, for a dispatch of this kind. Blocks have at least
+            /// `2 * MAX_RANKS` threads.
+            ferry_dispatch_counts(
+                given: $crate::arguments_of_kind!($kind, $crate::layout::DispatchCountsArgs)
+            ) {
+                // SAFETY: the host built `given` for this rank: documented above.
+                let machine = unsafe { $crate::machine::Gpu::<_, false>::new(&given) };
+                let _ = $crate::protocol::dispatch_counts(&machine, $crate::common_part!($kind, given));
+            }
+        }
+    };
+}
+
 /// Declares a kernel that gives up a round from its name, whether ranks of other nodes are among the peers,
 /// and the kind.
 #[doc(hidden)]

@@ -110,6 +110,7 @@ kernel!(
 );
 
 ferry_gpu::give_up_kernels!(by_expert);
+ferry_gpu::counts_kernel!(by_expert);
 
 ferry_gpu::kernel! {
     /// Reads gate and up, writes the activation in the token format. Waits for nothing.

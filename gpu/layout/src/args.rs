@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
+use crate::host_counts::HostCounts;
 use crate::scale_placement;
 use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
@@ -161,6 +162,7 @@ pub trait Arguments: Copy {
             Table::RowMap => workspace + tables.row_map,
             Table::RowBases => workspace + tables.bytes,
             Table::CountedTokens => workspace + Counter::Tokens.bytes(),
+            Table::HostCounts => self.common().fault_page + HostCounts::START,
             _ => self.user_table(table),
         }
     }
@@ -220,6 +222,28 @@ impl Arguments for GiveUpArgs {
     #[inline(always)]
     fn last_word(&self) -> u64 {
         self.is_local
+    }
+
+    #[inline(always)]
+    fn tensor(&self, _tensor: Tensor) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn user_table(&self, _table: Table) -> u64 {
+        0
+    }
+}
+
+impl Arguments for DispatchCountsArgs {
+    #[inline(always)]
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    #[inline(always)]
+    fn last_word(&self) -> u64 {
+        self.ticket
     }
 
     #[inline(always)]
@@ -328,6 +352,20 @@ pub struct GiveUpArgs {
     pub common: Common,
 }
 
+/// Arguments of `dispatch_counts`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct DispatchCountsArgs {
+    /// Number that the host waits for, not 0.
+    pub ticket: u64,
+    /// Not zero: rows stay as they came.
+    pub keeps_rows: u64,
+    /// Not zero: this round's dispatch read the number of tokens on the device, and kept it.
+    pub tokens_on_device: u64,
+    /// Arguments that every kernel needs.
+    pub common: Common,
+}
+
 /// Arguments of the fused SiLU kernel. Addresses are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -419,6 +457,7 @@ const _: () = {
     assert!(offset_of!(DispatchArgs, common) == COMMON_OFFSET);
     assert!(offset_of!(CombineArgs, common) == COMMON_OFFSET);
     assert!(offset_of!(GiveUpArgs, common) == COMMON_OFFSET);
+    assert!(offset_of!(DispatchCountsArgs, common) == COMMON_OFFSET);
     assert!(COMMON_OFFSET + offset_of!(Common, deadline_ns) == 48);
     assert!(offset_of!(Common, shape) == 48);
     assert!(offset_of!(Common, window) == 80);

@@ -2,10 +2,13 @@
 
 use core::mem::offset_of;
 
-use crate::args::{CombineArgs, Common, DispatchArgs, GiveUpArgs, PROTOCOL_VERSION, SiluArgs};
+use crate::args::{
+    CombineArgs, Common, DispatchArgs, DispatchCountsArgs, GiveUpArgs, PROTOCOL_VERSION, SiluArgs,
+};
 use crate::dispatch_row::DispatchRow;
 use crate::epilogue::Steps;
 use crate::fault::FaultPage;
+use crate::host_counts::HostCounts;
 use crate::kernel::Kernel;
 use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
 use crate::options::{
@@ -41,6 +44,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         Kernel::Dispatch.threads_per_block() as usize,
         Kernel::Combine.threads_per_block() as usize,
         Kernel::FusedSilu.threads_per_block() as usize,
+        HostCounts::START as usize,
     ];
     // Fields of the structs that follow from a shape are covered by `SHAPES` below.
     let places = places! {
@@ -59,6 +63,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         }
         CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
         GiveUpArgs { layout, is_local, reserved, common }
+        DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
             rows

@@ -27,11 +27,13 @@ pub enum Kernel {
     LocalCombine,
     /// Ends a round that has no combine; between nodes waits for the ranks' credits.
     GiveUp,
+    /// Waits for the counts of a dispatch and tells the host of them.
+    DispatchCounts,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::DispatchAsync,
         Self::DispatchWait,
         Self::Dispatch,
@@ -42,6 +44,7 @@ impl Kernel {
         Self::LocalDispatch,
         Self::LocalCombine,
         Self::GiveUp,
+        Self::DispatchCounts,
     ];
 
     /// Whether it takes a dispatch's arguments.
@@ -84,6 +87,7 @@ impl Kernel {
             Self::LocalDispatch => "dispatch_local",
             Self::LocalCombine => "combine_local",
             Self::GiveUp => "give_up",
+            Self::DispatchCounts => "dispatch_counts",
         }
     }
 
@@ -105,6 +109,7 @@ impl Kernel {
             (Self::LocalCombine, _) => "ferry_combine_local",
             (Self::GiveUp, false) => "ferry_give_up",
             (Self::GiveUp, true) => "ferry_give_up_shmem",
+            (Self::DispatchCounts, _) => "ferry_dispatch_counts",
         }
     }
 }

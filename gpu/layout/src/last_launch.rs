@@ -50,7 +50,7 @@ impl LastLaunch {
         let is = |earlier| self == Self::of(epoch, earlier);
         match kernel {
             Kernel::Dispatch | Kernel::DispatchAsync => self.epoch() < epoch.0,
-            Kernel::DispatchWait => is(Kernel::DispatchAsync),
+            Kernel::DispatchWait | Kernel::DispatchCounts => is(Kernel::DispatchAsync),
             Kernel::Combine | Kernel::CombineAsync | Kernel::GiveUp => {
                 is(Kernel::Dispatch) || is(Kernel::DispatchWait)
             }

@@ -15,6 +15,7 @@ mod fault;
 mod fingerprint;
 pub mod formats;
 mod header;
+mod host_counts;
 mod kernel;
 mod last_launch;
 mod limits;
@@ -30,8 +31,8 @@ mod window;
 mod workspace;
 
 pub use args::{
-    Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, GiveUpArgs, PROTOCOL_VERSION,
-    SiluArgs, Tensor,
+    Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, DispatchCountsArgs, GiveUpArgs,
+    PROTOCOL_VERSION, SiluArgs, Tensor,
 };
 pub use block_histogram::{BlockHistogram, dot_bytes};
 pub use culprit::CulpritWord;
@@ -45,6 +46,7 @@ pub use formats::float::{bf16_bits, f16_bits, f32_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
+pub use host_counts::HostCounts;
 pub use kernel::{Kernel, MAX_REGISTERS};
 pub use last_launch::LastLaunch;
 pub use limits::{

@@ -81,6 +81,8 @@ pub enum Table {
     InputScale,
     /// `[1]` number of tokens, the user's; read only.
     TokensOnDevice,
+    /// Counts for the host, in its memory: see [`HostCounts`](crate::HostCounts).
+    HostCounts,
     /// `[1]` [`Counter::Tokens`], as an earlier launch of the round left it: not polled, so the warps of a
     /// multiprocessor read it once.
     CountedTokens,

@@ -17,7 +17,7 @@ fn next(last: Option<Kernel>) -> &'static [(Kernel, bool)] {
     use Kernel::*;
     match last {
         None | Some(Combine | CombineWait | GiveUp) => &[(Dispatch, false), (DispatchAsync, false)],
-        Some(DispatchAsync) => &[(DispatchWait, true)],
+        Some(DispatchAsync) => &[(DispatchWait, true), (DispatchCounts, true)],
         Some(Dispatch | DispatchWait) => &[(Combine, true), (CombineAsync, true), (GiveUp, true)],
         Some(CombineAsync) => &[(CombineWait, true)],
         Some(other) => panic!("{other:?} has no place in a round"),
@@ -37,7 +37,7 @@ fn a_launch_follows_in_the_order_of_a_round_alone() {
             } else {
                 Epoch(round)
             };
-            for kernel in ROUND {
+            for kernel in ROUND.into_iter().chain([Kernel::DispatchCounts]) {
                 let wanted = next(Some(last)).contains(&(kernel, !is_over));
                 assert_eq!(word.precedes(epoch, kernel), wanted, "{last:?}, {kernel:?}");
             }

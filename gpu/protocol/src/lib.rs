@@ -6,7 +6,8 @@
 //!
 //! [`tactics`] decides once how a launch works. The smallest parts also run under a model checker:
 //! [`wire::flagged`] (a row and its flag), [`wire::inline`] (a row whose words are their flags), [`arrivals`]
-//! (work that many warps of a GPU finish), [`wire::credit`] (no rank runs a round ahead).
+//! (work that many warps of a GPU finish), [`wire::credit`] (no rank runs a round ahead),
+//! [`wire::ticket`] (words for the host).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ pub mod wire;
 mod work;
 
 pub use combine::{combine, combine_async, combine_wait, give_up};
+pub use dispatch::counts::dispatch_counts;
 pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use local::combine::combine_local;
@@ -31,6 +33,7 @@ pub use machine::block_memory::BlockMemory;
 pub use machine::counters::{BlockCounter, Counters};
 pub use machine::deadline::Deadline;
 pub use machine::finishing::{Finish, Finishing, Rounding};
+pub use machine::host::Host;
 pub use machine::miss::TimedOut;
 pub use machine::position::{Grid, WarpPosition};
 pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};

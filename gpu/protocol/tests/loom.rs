@@ -6,6 +6,7 @@
 //! acquire between them, the reader may see an old value. The mutants weaken one thing each and must be
 //! caught.
 
+mod host;
 mod inline_flags;
 mod run;
 mod view;

@@ -1,7 +1,7 @@
-//! Words that peers read, on a GPU.
+//! Words that peers or the host read, on a GPU.
 
-use ferry_layout::{Arguments, Rank, Signal, Tagged};
-use ferry_protocol::Signals;
+use ferry_layout::{Arguments, Rank, Signal, Table, Tagged};
+use ferry_protocol::{Host, Signals};
 
 use super::Gpu;
 use crate::ptx::{memory, thread};
@@ -38,5 +38,14 @@ impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
     fn load_tagged(&self, at: Signal) -> Tagged {
         // SAFETY: signals lie inside the own window.
         Tagged(unsafe { memory::load_relaxed_sys(self.window(self.common().rank()) + at.bytes()) })
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Host for Gpu<'_, A, SHMEM> {
+    #[inline(always)]
+    fn tell_host(&self, ticket: u64) {
+        // SAFETY: the counts, which begin with the ticket, follow the fault page: the host built the
+        // arguments with their memory.
+        unsafe { memory::store_relaxed_sys(self.args.table(Table::HostCounts), ticket) }
     }
 }

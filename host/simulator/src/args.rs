@@ -2,8 +2,8 @@
 
 use bytemuck::{bytes_of, try_pod_read_unaligned};
 use ferry_layout::{
-    CombineArgs, CombineOptions, CombineWith, DispatchWith, EpilogueWords, GiveUpArgs, Kernel,
-    SiluArgs,
+    CombineArgs, CombineOptions, CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords,
+    GiveUpArgs, Kernel, SiluArgs,
 };
 
 /// Arguments of a launch.
@@ -13,6 +13,8 @@ pub enum Args {
     Dispatch(DispatchWith),
     /// Arguments of a combine kernel.
     Combine(CombineWith<EpilogueWords>),
+    /// Arguments of the kernel that tells the host of counts.
+    Counts(DispatchCountsArgs),
     /// Arguments of the kernel that gives up a round.
     GiveUp(GiveUpArgs),
     /// Arguments of the fused SiLU kernel.
@@ -29,6 +31,7 @@ impl Args {
                 options,
                 epilogue,
             }) => [bytes_of(args), bytes_of(options), bytes_of(epilogue)].concat(),
+            Self::Counts(args) => bytes_of(args).to_vec(),
             Self::GiveUp(args) => bytes_of(args).to_vec(),
             Self::Silu(args) => bytes_of(args).to_vec(),
         }
@@ -47,6 +50,8 @@ impl Args {
                 options: try_pod_read_unaligned(options).ok()?,
                 epilogue: try_pod_read_unaligned(epilogue).ok()?,
             })
+        } else if kernel == Kernel::DispatchCounts {
+            Self::Counts(try_pod_read_unaligned(bytes).ok()?)
         } else if kernel == Kernel::GiveUp {
             Self::GiveUp(try_pod_read_unaligned(bytes).ok()?)
         } else {

@@ -18,6 +18,7 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel, combines: Combines) {
             _ => ferry_protocol::dispatch(warp, args, options),
         },
         (Args::Combine(with), kernel) => combines.run(warp, kernel, with),
+        (Args::Counts(args), _) => ferry_protocol::dispatch_counts(warp, args),
         (Args::GiveUp(args), _) => ferry_protocol::give_up(warp, args),
         (Args::Silu(args), _) => {
             silu::run(warp, args);

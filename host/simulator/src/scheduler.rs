@@ -188,6 +188,7 @@ impl World {
         let is_right = match &*launch.args {
             Args::Dispatch(_) => kernel.dispatches(),
             Args::Combine(_) => kernel.combines(),
+            Args::Counts(_) => kernel == Kernel::DispatchCounts,
             Args::GiveUp(_) => kernel == Kernel::GiveUp,
             Args::Silu(_) => kernel == Kernel::FusedSilu,
         };
@@ -364,6 +365,7 @@ impl World {
         let common = match &*args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
+            Args::Counts(args) => args.common,
             Args::GiveUp(args) => args.common,
             // The fused SiLU never waits.
             Args::Silu(_) => Common {

@@ -5,6 +5,7 @@ mod block_memory;
 mod counters;
 mod encode;
 mod finishing;
+mod host;
 mod machine;
 mod tiles;
 mod turns;

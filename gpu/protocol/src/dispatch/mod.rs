@@ -2,6 +2,7 @@
 //! order, or keeps them as they came ([`rows`]).
 
 mod batch;
+pub mod counts;
 pub mod destination;
 mod header;
 pub mod ids;

@@ -4,6 +4,7 @@ pub mod block_memory;
 pub mod counters;
 pub mod deadline;
 pub mod finishing;
+pub mod host;
 pub mod miss;
 pub mod position;
 pub mod rows;
@@ -17,6 +18,7 @@ use crate::machine::block_memory::BlockMemory;
 use crate::machine::counters::{BlockCounter, Counters};
 use crate::machine::deadline::Deadline;
 use crate::machine::finishing::{Finish, Finishing};
+use crate::machine::host::Host;
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
 use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
@@ -29,7 +31,7 @@ pub const LANES: u32 = 32;
 /// A warp of a GPU, or of an equivalent.
 ///
 /// A method is for all lanes together, with the same arguments, unless it says "for one lane".
-pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishing {
+pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishing + Host {
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// Part of a row that is being loaded.

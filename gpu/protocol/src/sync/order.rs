@@ -24,18 +24,26 @@ impl<M: Machine> Launch<'_, M> {
     /// - A block that begins after its launch has aborted leaves nothing. Later launches find `Aborted`.
     #[inline(always)]
     pub fn enter(&self) -> Result<(), Aborted> {
+        self.require_turn()?;
         let machine = self.machine;
-        // Loaded before the branch on the other word, so that nothing waits for the two in turn.
-        let last = machine.last_launch();
-        self.check()?;
-        if !last.precedes(self.epoch, self.kernel) {
-            return self.refuse(last);
-        }
         let position = machine.warp_position();
         if position.index + 1 == position.in_block {
             machine.leave_launch(LastLaunch::of(self.epoch, self.kernel), self.varies);
         }
         Ok(())
+    }
+
+    /// Makes the same sure as [`enter`](Self::enter), but leaves the launch to no other: for one after which
+    /// another takes the same turn.
+    #[inline(always)]
+    pub fn require_turn(&self) -> Result<(), Aborted> {
+        // Loaded before the branch on the other word, so that nothing waits for the two in turn.
+        let last = self.machine.last_launch();
+        self.check()?;
+        match last.precedes(self.epoch, self.kernel) {
+            true => Ok(()),
+            false => self.refuse(last),
+        }
     }
 
     /// Stops this rank, whose launch comes out of turn, and tells all ranks that it is at fault. By one warp,

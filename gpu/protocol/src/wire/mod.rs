@@ -3,3 +3,4 @@
 pub mod credit;
 pub mod flagged;
 pub mod inline;
+pub mod ticket;

@@ -95,6 +95,7 @@ impl Warp<'_> {
         match &*self.args {
             Args::Dispatch(args) => args.table(table),
             Args::Combine(args) => args.table(table),
+            Args::Counts(args) => args.table(table),
             Args::GiveUp(args) => args.table(table),
             Args::Silu(_) => 0,
         }

@@ -64,6 +64,7 @@ impl Machine for Warp<'_> {
         match &*self.args {
             Args::Dispatch(with) => with.options.rows.is_on != 0,
             Args::Combine(with) => with.options.rows.is_on != 0,
+            Args::Counts(args) => args.keeps_rows != 0,
             Args::GiveUp(args) => args.layout != 0,
             Args::Silu(_) => false,
         }

@@ -42,6 +42,7 @@ impl Tiles for Warp<'_> {
                 let (first, stride, bytes) = match &*self.args {
                     Args::Dispatch(args) => place(args, tensor),
                     Args::Combine(args) => place(args, tensor),
+                    Args::Counts(args) => place(args, tensor),
                     Args::GiveUp(args) => place(args, tensor),
                     Args::Silu(_) => (0, 0, 0),
                 };

@@ -1,18 +1,14 @@
 //! Numbers of received rows: one warp turns the presence of all sources' tokens into the first row of each 32
 //! tokens, and counts the rows of each source and the assignments to each expert.
 
-use core::array::from_fn;
-
-use ferry_layout::{Counter, Rank, ReceiveLayout, Region, Table, Tagged};
+use ferry_layout::{Counter, Rank, ReceiveLayout, Region, Table};
 
 use super::Receiver;
+use crate::dispatch::counts::wait_for_experts;
 use crate::dispatch::overflow::{offsets_word, report};
 use crate::dispatch::receive::wait_for_token_counts;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited};
-
-/// Count words that a lane has in flight.
-const DEPTH: usize = 8;
 
 impl<M: Machine> Receiver<'_, M> {
     /// Writes [`Table::RowBases`] and the user's numbers of rows. One warp.
@@ -119,45 +115,12 @@ impl<M: Machine> Receiver<'_, M> {
     /// number of assignments to each expert, if `writes`.
     #[inline(always)]
     fn count_experts(&self, writes: bool) -> Result<(), Aborted> {
-        let (machine, common) = (self.launch.machine, self.launch.common);
-        let (ranks, experts) = (common.shape.ranks, common.shape.local_experts());
-        let word =
-            |source: u32, expert| machine.load_tagged(common.window.count(Rank(source), expert));
+        let (machine, experts) = (
+            self.launch.machine,
+            self.launch.common.shape.local_experts(),
+        );
         for first in (0..experts).step_by(LANES as usize) {
-            let expert = |lane: u32| (first + lane).min(experts - 1);
-            let value = |word: Tagged| word.value(self.launch.epoch);
-            let sums = self.launch.wait_lanes(
-                |lane| {
-                    let (mut sum, mut is_missing, mut source) = (0u32, false, 0);
-                    while source < ranks {
-                        // The last ones repeat a word rather than branch.
-                        let words: [Tagged; DEPTH] = from_fn(|step| {
-                            word((source + step as u32).min(ranks - 1), expert(lane))
-                        });
-                        from_fn::<(), DEPTH, _>(|step| {
-                            let count = value(words[step]);
-                            is_missing |= count.is_none();
-                            if source + (step as u32) < ranks {
-                                sum = sum.wrapping_add(count.unwrap_or(0));
-                            }
-                        });
-                        source += DEPTH as u32;
-                    }
-                    (!is_missing).then_some(sum)
-                },
-                |lane| {
-                    let missing =
-                        (0..ranks).find(|&source| value(word(source, expert(lane))).is_none());
-                    // If all have arrived by now, only this rank is to blame.
-                    let peer = missing.unwrap_or(common.rank().0);
-                    Awaited {
-                        peer: Rank(peer),
-                        region: Region::Counts,
-                        index: expert(lane) as u64,
-                        saw: word(peer, expert(lane)).0 >> 32,
-                    }
-                },
-            )?;
+            let sums = wait_for_experts(self.launch, first)?;
             machine.lanes(|lane| {
                 if writes && first + lane < experts {
                     let sum = machine.own(sums, lane).unwrap_or(0);
