@@ -156,6 +156,7 @@ pub use call::tensors::{DispatchTensors, TensorLayout};
 pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
+pub use communicator::counts::ReceivedCounts;
 pub use communicator::view::View;
 pub use device::Device;
 #[cfg(feature = "cuda")]

@@ -87,6 +87,7 @@ fn a_round_does_nothing_but_launch() {
         let common = match launch.args {
             Args::Dispatch(with) => with.args.common,
             Args::Combine(with) => with.args.common,
+            Args::Counts(args) => args.common,
             Args::GiveUp(args) => args.common,
             Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };

@@ -62,6 +62,7 @@ fn launched(notes: &Notes) -> Vec<(&'static str, u32, Stream)> {
         let rank = match launch.args {
             Args::Dispatch(with) => with.args.common.rank(),
             Args::Combine(with) => with.args.common.rank(),
+            Args::Counts(args) => args.common.rank(),
             Args::GiveUp(args) => args.common.rank(),
             Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };
@@ -78,6 +79,7 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
     Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
     Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
+    Communicator::dispatch_counts_all(&mut ranks, &g.streams).unwrap();
     Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
     Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
@@ -87,6 +89,7 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
         "dispatch",
         "combine",
         "dispatch_async",
+        "dispatch_counts",
         "dispatch_wait",
         "combine_async",
         "combine_wait",

@@ -11,7 +11,7 @@ use noted::{Notes, empty_tensors, memory, start, timeout};
 use support::STREAM;
 
 /// The calls of a round, each with the point at which it comes and the one that it leads to.
-const CALLS: [(&str, Round, Round); 7] = [
+const CALLS: [(&str, Round, Round); 8] = [
     ("dispatch", Round::Idle, Round::Dispatched),
     ("dispatch_async", Round::Idle, Round::DispatchSent),
     ("dispatch_wait", Round::DispatchSent, Round::Dispatched),
@@ -19,6 +19,7 @@ const CALLS: [(&str, Round, Round); 7] = [
     ("combine_async", Round::Dispatched, Round::CombineSent),
     ("combine_wait", Round::CombineSent, Round::Idle),
     ("give_up", Round::Dispatched, Round::Idle),
+    ("dispatch_counts", Round::DispatchSent, Round::DispatchSent),
 ];
 
 /// Every point of a round, with the calls that lead to it and the text of an error there.
@@ -73,6 +74,7 @@ impl Tensors {
             "combine_async" => rank.combine_async(STREAM, &self.experts, &self.sums),
             "combine_wait" => rank.combine_wait(STREAM),
             "give_up" => rank.give_up(STREAM),
+            "dispatch_counts" => rank.dispatch_counts(STREAM),
             _ => panic!("there is no call {name}"),
         }
     }
@@ -237,7 +239,7 @@ fn half_a_call_is_refused_where_nothing_travels() {
     };
     let mut rank = start(&notes, 2, config).unwrap();
     let tensors = Tensors::of(&rank);
-    for name in ["dispatch_async", "combine_async"] {
+    for name in ["dispatch_async", "combine_async", "dispatch_counts"] {
         let refused = tensors.call(&mut rank, name).unwrap_err();
         assert!(
             matches!(refused, Error::SplitWithoutTravel { call } if call == name),

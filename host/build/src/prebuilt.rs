@@ -94,9 +94,10 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
 /// The kernels that a package's PTX has.
 fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
     Kernel::ALL.into_iter().filter(move |kernel| match package {
-        Package::Options | Package::NodeOptions => {
-            !matches!(kernel, Kernel::FusedSilu | Kernel::GiveUp)
-        }
+        Package::Options | Package::NodeOptions => !matches!(
+            kernel,
+            Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts
+        ),
         Package::Rows | Package::NodeRows => {
             *kernel != Kernel::FusedSilu && !kernel.needs_options()
         }

@@ -132,6 +132,11 @@ impl Sent {
         self.input.x.dims[0]
     }
 
+    /// Whether expert ids are i64.
+    pub(crate) fn has_wide_ids(&self) -> bool {
+        self.input.topk_ids.data_type == DataType::I64
+    }
+
     /// Whether the number of tokens is on the device.
     pub(crate) const fn is_counted(&self) -> bool {
         self.input.tokens_on_device.is_some()

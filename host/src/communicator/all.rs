@@ -110,6 +110,17 @@ impl Communicator {
         })
     }
 
+    /// [`dispatch_counts`](Self::dispatch_counts) of all ranks. Enqueues only. Not collective.
+    ///
+    /// # Errors
+    /// As [`dispatch_all`](Self::dispatch_all).
+    pub fn dispatch_counts_all(ranks: &mut [Self], streams: &[Stream]) -> Result<(), Error> {
+        let counts = [("streams", streams.len())];
+        call_all(ranks, &counts, |at, rank| {
+            rank.prepare_dispatch_counts(streams[at])
+        })
+    }
+
     /// [`combine`](Self::combine) of all ranks. Enqueues only. Collective with the other processes.
     ///
     /// # Errors

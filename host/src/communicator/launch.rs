@@ -49,6 +49,14 @@ impl Prepared {
     }
 }
 
+impl Prepared {
+    /// The same with one block.
+    pub(crate) fn of_one_block(mut self) -> Self {
+        self.launch.max_sms = Some(1);
+        self
+    }
+}
+
 impl Communicator {
     /// Enqueues the kernel of a call of this rank.
     pub(crate) fn launch(&mut self, call: Prepared) -> Result<(), Error> {

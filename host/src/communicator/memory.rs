@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ferry_layout::Rank;
+use ferry_layout::{HostCounts, Rank};
 
 use crate::device::Device;
 use crate::device::SharedPage;
@@ -44,7 +44,7 @@ impl Private {
             page: None,
         };
         memory.load_kernels(fabric, rank, plan)?;
-        memory.page = Some(memory.device.fault_page()?);
+        memory.page = Some(memory.device.fault_page(HostCounts::words(plan.shape()))?);
         memory.workspace = memory.device.alloc(plan.workspace_bytes())?;
         memory.peers = memory.device.alloc(8 * u64::from(plan.shape().ranks))?;
         Ok(memory)

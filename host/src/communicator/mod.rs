@@ -7,6 +7,7 @@ pub(crate) mod pointers;
 pub(crate) mod round;
 
 use std::any::Any;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ferry_layout::{Common, Counter, CulpritWord, Fault, FaultKind, Rank};
@@ -24,6 +25,7 @@ use crate::plan::Plan;
 use crate::tensor::handles::Stream;
 
 pub(crate) mod close;
+pub(crate) mod counts;
 pub(crate) mod launch;
 mod seat;
 mod set_up;
@@ -36,9 +38,8 @@ pub(crate) mod view;
 /// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none
 /// allocates, synchronizes, compiles or reads device memory, so all can be captured in a CUDA graph and
 /// replayed. A round is collective: every rank of the group enqueues the same sequence of calls, with its own
-/// data, and split and fused calls may be mixed between ranks. The kernels of a round belong in one stream,
-/// or in streams that the caller orders. A value can be moved to another thread, so each local rank can have
-/// its own:
+/// data, and may split them or not. The kernels of a round belong in one stream, or in streams that the
+/// caller orders. A value can be moved to another thread, so each local rank can have its own:
 ///
 /// ```
 /// use std::thread;
@@ -193,6 +194,8 @@ pub struct Communicator {
     pub(crate) common: Common,
     /// The round after the calls so far.
     pub(crate) open: Open,
+    /// Tickets of the counts that were asked for, so far.
+    tickets: AtomicU64,
     memory: Private,
     windows: Arc<Windows>,
     /// A [`Launchable`], which graphs hold, too.

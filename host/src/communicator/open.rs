@@ -13,8 +13,8 @@ use crate::error::round::Round;
 pub(crate) enum Open {
     /// No round is open.
     Idle,
-    /// `dispatch_async` was enqueued.
-    Sent(Sent),
+    /// `dispatch_async` was enqueued, and perhaps a launch that tells of its counts with a ticket.
+    Sent(Sent, Option<u64>),
     /// The dispatch was enqueued whole.
     Received(Received),
     /// `combine_async` was enqueued.
@@ -25,7 +25,7 @@ impl Open {
     pub(crate) const fn round(&self) -> Round {
         match self {
             Self::Idle => Round::Idle,
-            Self::Sent(_) => Round::DispatchSent,
+            Self::Sent(..) => Round::DispatchSent,
             Self::Received(_) => Round::Dispatched,
             Self::Returned(_) => Round::CombineSent,
         }

@@ -203,7 +203,7 @@ impl Communicator {
             stream,
             Kernel::DispatchAsync,
             args,
-            Open::Sent(input.sent()),
+            Open::Sent(input.sent(), None),
         )
     }
 
@@ -213,7 +213,7 @@ impl Communicator {
         stream: Stream,
         output: &DispatchOutput,
     ) -> Result<Prepared, Error> {
-        let Open::Sent(sent) = &self.open else {
+        let Open::Sent(sent, _) = &self.open else {
             return Err(self.wrong_order("dispatch_wait"));
         };
         let args = output.add_to(sent.args(&self.common, &self.plan), &self.plan)?;
@@ -312,7 +312,7 @@ impl Communicator {
     }
 
     /// Refuses split calls with `skip_a2a`.
-    const fn require_split(&self, call: &'static str) -> Result<(), Error> {
+    pub(super) const fn require_split(&self, call: &'static str) -> Result<(), Error> {
         if self.plan.config().skip_a2a {
             return Err(Error::SplitWithoutTravel { call });
         }

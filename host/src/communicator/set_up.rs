@@ -1,5 +1,6 @@
 //! Creation of communicators.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ferry_layout::{Common, Rank};
@@ -121,6 +122,7 @@ impl Communicator {
             turn: seat.turn,
             common,
             open,
+            tickets: AtomicU64::new(0),
             memory,
             windows,
             member,

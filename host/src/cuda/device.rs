@@ -343,8 +343,8 @@ unsafe impl Device for CudaDevice {
         Ok(CAPTURES.hold(mark, held, capture_number(raw(launch.stream))))
     }
 
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
-        Ok(Box::new(PinnedPage::alloc(self.core.clone())?))
+    fn fault_page(&self, words: usize) -> Result<Box<dyn SharedPage>, Error> {
+        Ok(Box::new(PinnedPage::alloc(self.core.clone(), words)?))
     }
 }
 
@@ -354,6 +354,7 @@ fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
     match &launch.args {
         Args::Dispatch(args) if kernel.dispatches() => Ok(ptr::from_ref(args).cast()),
         Args::Combine(args) if kernel.combines() => Ok(ptr::from_ref(args).cast()),
+        Args::Counts(args) if kernel == Kernel::DispatchCounts => Ok(ptr::from_ref(args).cast()),
         Args::GiveUp(args) if kernel == Kernel::GiveUp => Ok(ptr::from_ref(args).cast()),
         Args::Silu(args) if kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
         _ => {

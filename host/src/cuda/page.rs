@@ -1,8 +1,9 @@
-//! The fault page in pinned host memory.
+//! The fault page, and the counts after it, in pinned host memory.
 
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferry_layout::FaultPage;
 
@@ -21,6 +22,8 @@ use crate::error::Error;
 pub(super) struct PinnedPage {
     core: Arc<Core>,
     words: NonNull<[AtomicU64; WORDS]>,
+    /// Number of words after the page.
+    counts: usize,
     address: u64,
 }
 
@@ -30,14 +33,15 @@ unsafe impl Send for PinnedPage {}
 unsafe impl Sync for PinnedPage {}
 
 impl PinnedPage {
-    /// Allocates an empty page. Synchronizes.
-    pub(super) fn alloc(core: Arc<Core>) -> Result<Self, Error> {
+    /// Allocates an empty page and as many words after it. Synchronizes.
+    pub(super) fn alloc(core: Arc<Core>, counts: usize) -> Result<Self, Error> {
         let current = core.context.enter()?;
         let mut memory = ptr::null_mut();
+        let bytes = size_of::<FaultPage>() + size_of::<u64>() * counts;
         let flags = sys::MEMHOSTALLOC_PORTABLE | sys::MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: `memory` is a live pointer to write to, and a context is current.
         check("cuMemHostAlloc", unsafe {
-            sys::cuMemHostAlloc(&mut memory, size_of::<FaultPage>(), flags)
+            sys::cuMemHostAlloc(&mut memory, bytes, flags)
         })?;
         let Some(words) = NonNull::new(memory.cast::<[AtomicU64; WORDS]>()) else {
             let detail = "the driver returned no memory".to_owned();
@@ -47,12 +51,13 @@ impl PinnedPage {
                 detail,
             ));
         };
-        // SAFETY: the driver returned as many bytes as a fault page has, aligned to a page of the system,
-        // and nobody else uses them yet. All zero is a valid value.
-        unsafe { words.write_bytes(0, 1) };
+        // SAFETY: the driver returned `bytes` bytes, aligned to a page of the system, and nobody else uses
+        // them yet. All zero is a valid value.
+        unsafe { words.cast::<u8>().write_bytes(0, bytes) };
         let mut page = Self {
             core: core.clone(),
             words,
+            counts,
             address: 0,
         };
         // SAFETY: the memory was allocated for devices to address; `address` is live. The page
@@ -71,8 +76,8 @@ impl PinnedPage {
     }
 }
 
-// SAFETY: the driver allocated the memory with the size of a fault page, for all devices, and it is
-// freed when the value is dropped; the host accesses it as atomic words.
+// SAFETY: the driver allocated the memory with the size of a fault page and its words, for all devices, and
+// it is freed when the value is dropped; the host accesses it as atomic words.
 unsafe impl SharedPage for PinnedPage {
     fn address(&self) -> u64 {
         self.address
@@ -80,6 +85,21 @@ unsafe impl SharedPage for PinnedPage {
 
     fn read(&self) -> FaultPage {
         fault_page::read(self.words())
+    }
+
+    fn counts(&self, words: &mut [u64]) -> Result<(), Error> {
+        // SAFETY: `counts` words follow those of the page, allocated until `self` is dropped, and host and
+        // device write them in whole words.
+        let counts = unsafe {
+            let first = self.words.as_ptr().add(1).cast::<AtomicU64>();
+            slice::from_raw_parts(first, self.counts)
+        };
+        let mut order = Ordering::Acquire;
+        for (word, count) in words.iter_mut().zip(counts) {
+            *word = count.load(order);
+            order = Ordering::Relaxed;
+        }
+        Ok(())
     }
 
     fn acknowledge(&self, number: u64) {

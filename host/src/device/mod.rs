@@ -13,7 +13,9 @@ pub(crate) mod sharing;
 use std::any::Any;
 use std::sync::Arc;
 
-pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, SiluArgs};
+pub use ferry_layout::{
+    CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, SiluArgs,
+};
 use ferry_layout::{Kernel, Shape};
 
 pub use self::loaded_kernels::LoadedKernels;
@@ -31,6 +33,8 @@ pub enum Args {
     Dispatch(DispatchWith),
     /// Arguments of the combine kernels; those without options take the first part.
     Combine(CombineWith<EpilogueWords>),
+    /// Arguments of the kernel that tells the host of counts.
+    Counts(DispatchCountsArgs),
     /// Arguments of the kernel that gives up a round.
     GiveUp(GiveUpArgs),
     /// Arguments of the fused SiLU kernel.
@@ -43,6 +47,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.args.common.shape.max_tokens_per_rank,
             Self::Combine(with) => with.args.common.shape.max_tokens_per_rank,
+            Self::Counts(args) => args.common.shape.max_tokens_per_rank,
             Self::GiveUp(args) => args.common.shape.max_tokens_per_rank,
             Self::Silu(_) => 0,
         }
@@ -53,7 +58,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.has_options(),
             Self::Combine(with) => with.has_options(),
-            Self::GiveUp(_) | Self::Silu(_) => false,
+            Self::Counts(_) | Self::GiveUp(_) | Self::Silu(_) => false,
         }
     }
 
@@ -63,6 +68,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.options.rows.is_on != 0,
             Self::Combine(with) => with.options.rows.is_on != 0,
+            Self::Counts(args) => args.keeps_rows != 0,
             Self::GiveUp(args) => args.layout != 0,
             Self::Silu(_) => false,
         }
@@ -209,8 +215,9 @@ pub unsafe trait Device: Send + Sync {
         unsafe { self.launch(launch) }?;
         Ok(InGraph::No)
     }
-    /// Allocates a fault page that host and device share, empty.
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error>;
+    /// Allocates a fault page that host and device share, empty, and after it as many 64-bit words, zero, for
+    /// counts of a dispatch.
+    fn fault_page(&self, words: usize) -> Result<Box<dyn SharedPage>, Error>;
 }
 
 /// Typed copies. Not collective.
@@ -297,17 +304,24 @@ impl dyn Device + '_ {
     }
 }
 
-/// A [`FaultPage`] that the device writes and the host reads without synchronizing with the device.
+/// A [`FaultPage`], and counts of a dispatch after it, that the device writes and the host reads without
+/// synchronizing with the device.
 ///
 /// # Safety
-/// At [`address`](Self::address), which stays the same, is a [`FaultPage`] that the kernels of the
-/// device that returned the value may read and write until the value is dropped, and that the host
-/// accesses only in ways that allow for that.
+/// At [`address`](Self::address), which stays the same, is a [`FaultPage`], with the words after it, that the
+/// kernels of the device that returned the value may read and write until the value is dropped, and that the
+/// host accesses only in ways that allow for that.
 pub unsafe trait SharedPage: Send + Sync {
     /// Address of the page on the device.
     fn address(&self) -> u64;
     /// Returns the current contents: one record, or two numbers that differ while one is being written.
     fn read(&self) -> FaultPage;
+    /// Copies the first words after the page, as many as there are, all at most: the first one first, and
+    /// then the others as they were when the device stored that one, or later.
+    ///
+    /// # Errors
+    /// The device's, if the words cannot be read any more.
+    fn counts(&self, words: &mut [u64]) -> Result<(), Error>;
     /// Tells the device that record `number` was reported, so that later input faults are recorded.
     fn acknowledge(&self, number: u64);
 }

@@ -168,6 +168,21 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
+    /// Counts of a dispatch in a graph: their ticket would be that of the capture in every launch.
+    #[error(
+        "dispatch_counts is in a capture: a graph cannot tell the host of counts, as each launch has a \
+         ticket of its own; capture the dispatch without it"
+    )]
+    CountsInGraph,
+    /// Counts of a dispatch that were not asked for.
+    #[error(
+        "received has no counts of rank {}: call dispatch_counts between dispatch_async and dispatch_wait",
+        rank.0
+    )]
+    NoCounts {
+        /// The rank.
+        rank: Rank,
+    },
     /// A plan that was made for a group of another size.
     #[error("the plan was made for {plan} ranks, but the group has {group}")]
     PlanForOtherGroup {

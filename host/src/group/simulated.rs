@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytemuck::{Zeroable, bytes_of, bytes_of_mut};
+use bytemuck::{Zeroable, bytes_of, bytes_of_mut, cast_slice_mut};
 use ferry_layout::{FaultPage, Rank, Shape};
 use ferry_simulator::{Options as SimulatorOptions, Simulator};
 
@@ -199,6 +199,7 @@ unsafe impl Device for SimulatedDevice {
         let args = match launch.args {
             Args::Dispatch(with) => ferry_simulator::Args::Dispatch(with),
             Args::Combine(with) => ferry_simulator::Args::Combine(with),
+            Args::Counts(args) => ferry_simulator::Args::Counts(args),
             Args::GiveUp(args) => ferry_simulator::Args::GiveUp(args),
             Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
@@ -208,11 +209,13 @@ unsafe impl Device for SimulatedDevice {
         Ok((self.simulator).launch(self.rank.0, kernel, args, max_sms)?)
     }
 
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
-        let address = self.alloc(size_of::<FaultPage>() as u64)?;
-        self.upload(address, bytes_of(&FaultPage::zeroed()))?;
+    fn fault_page(&self, words: usize) -> Result<Box<dyn SharedPage>, Error> {
+        let bytes = size_of::<FaultPage>() + size_of::<u64>() * words;
+        let address = self.alloc(bytes as u64)?;
+        self.fill(address, 0, bytes as u64)?;
         Ok(Box::new(SimulatedPage {
             simulator: self.simulator.clone(),
+            rank: self.rank.0,
             address,
         }))
     }
@@ -221,6 +224,7 @@ unsafe impl Device for SimulatedDevice {
 /// A fault page in a simulated rank's memory.
 struct SimulatedPage {
     simulator: Simulator,
+    rank: u32,
     address: DevicePtr,
 }
 
@@ -241,6 +245,13 @@ unsafe impl SharedPage for SimulatedPage {
             tracing::warn!(%error, "cannot read a fault page");
         }
         page
+    }
+
+    fn counts(&self, words: &mut [u64]) -> Result<(), Error> {
+        // The simulation runs only while somebody waits for it.
+        self.simulator.synchronize(self.rank)?;
+        let at = self.address.address() + size_of::<FaultPage>() as u64;
+        Ok(self.simulator.read(at, cast_slice_mut(words))?)
     }
 
     fn acknowledge(&self, number: u64) {

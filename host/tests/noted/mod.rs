@@ -23,6 +23,8 @@ pub struct Notes {
     pub calls: Mutex<Vec<String>>,
     pub launches: Mutex<Vec<Launch>>,
     pub page: Mutex<FaultPage>,
+    /// Words after the page: as many as are asked for.
+    pub counts: Mutex<Vec<u64>>,
     /// Answers of rank 1 to each `all_gather`; agreement if there are none left.
     pub rank_1_says: Mutex<Vec<u64>>,
     pub next: Mutex<u64>,
@@ -152,7 +154,7 @@ unsafe impl Device for NotedDevice {
         }
         Ok(InGraph::Held)
     }
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
+    fn fault_page(&self, _: usize) -> Result<Box<dyn SharedPage>, Error> {
         Ok(Box::new(NotedPage(self.0.clone())))
     }
 }
@@ -166,6 +168,14 @@ unsafe impl SharedPage for NotedPage {
     }
     fn read(&self) -> FaultPage {
         *self.0.page.lock().unwrap()
+    }
+    fn counts(&self, words: &mut [u64]) -> Result<(), Error> {
+        let counts = self.0.counts.lock().unwrap();
+        words
+            .iter_mut()
+            .zip(&*counts)
+            .for_each(|(word, count)| *word = *count);
+        Ok(())
     }
     fn acknowledge(&self, number: u64) {
         self.0.page.lock().unwrap().acknowledged = number;

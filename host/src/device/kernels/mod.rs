@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ferry_layout::{
-    CombineArgs, DispatchArgs, FINGERPRINT_VARIABLE, GiveUpArgs, Kernel, LAYOUT_FINGERPRINT,
-    MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
+    CombineArgs, DispatchArgs, DispatchCountsArgs, FINGERPRINT_VARIABLE, GiveUpArgs, Kernel,
+    LAYOUT_FINGERPRINT, MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
 };
 use ferry_ptx::Module;
 
@@ -357,7 +357,10 @@ impl KernelSet {
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
         let has = move |kernel: &Kernel| match self {
             Self::Plain => !kernel.needs_options(),
-            Self::WithOptions => !matches!(kernel, Kernel::FusedSilu | Kernel::GiveUp),
+            Self::WithOptions => !matches!(
+                kernel,
+                Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts
+            ),
             Self::Rows => *kernel != Kernel::FusedSilu && !kernel.needs_options(),
         };
         Kernel::ALL.into_iter().filter(has)
@@ -374,6 +377,7 @@ pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
             size_of::<ferry_layout::CombineWith<()>>()
         }
         Kernel::GiveUp => size_of::<GiveUpArgs>(),
+        Kernel::DispatchCounts => size_of::<DispatchCountsArgs>(),
         Kernel::FusedSilu => 0,
     };
     bytes as u64
@@ -387,6 +391,7 @@ const fn argument_bytes(kernel: Kernel) -> u64 {
         }
         Kernel::CombineAsync | Kernel::CombineWait | Kernel::Combine => size_of::<CombineArgs>(),
         Kernel::GiveUp => size_of::<GiveUpArgs>(),
+        Kernel::DispatchCounts => size_of::<DispatchCountsArgs>(),
         Kernel::FusedSilu => size_of::<SiluArgs>(),
         // Only with options.
         Kernel::LocalDispatch | Kernel::LocalCombine => 0,

@@ -13,7 +13,7 @@ mod folding;
 use folding::fold;
 
 /// The kernels of rounds, without peers on other nodes.
-pub(crate) const KERNELS: [Kernel; 9] = [
+pub(crate) const KERNELS: [Kernel; 10] = [
     Kernel::DispatchAsync,
     Kernel::DispatchWait,
     Kernel::Dispatch,
@@ -23,6 +23,7 @@ pub(crate) const KERNELS: [Kernel; 9] = [
     Kernel::LocalDispatch,
     Kernel::LocalCombine,
     Kernel::GiveUp,
+    Kernel::DispatchCounts,
 ];
 
 /// Specializes `ptx`: it has the round's kernels for `shape`, and no others.

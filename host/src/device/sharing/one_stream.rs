@@ -147,7 +147,7 @@ impl Effect {
             Kernel::Dispatch | Kernel::Combine => (true, sent + 1),
             // Waits for credits of the round before.
             Kernel::DispatchAsync => (true, sent),
-            Kernel::DispatchWait | Kernel::CombineWait => (false, sent),
+            Kernel::DispatchWait | Kernel::DispatchCounts | Kernel::CombineWait => (false, sent),
             // A group between nodes, where giving up waits for the others, has one rank a process.
             Kernel::CombineAsync | Kernel::GiveUp => (true, 0),
             Kernel::FusedSilu | Kernel::LocalDispatch | Kernel::LocalCombine => (false, 0),
@@ -159,7 +159,11 @@ impl Effect {
 /// The half before the first one of a capture that begins with `kernel`.
 const fn before(kernel: Kernel) -> u64 {
     match kernel {
-        Kernel::DispatchWait | Kernel::Combine | Kernel::CombineAsync | Kernel::GiveUp => 1,
+        Kernel::DispatchWait
+        | Kernel::DispatchCounts
+        | Kernel::Combine
+        | Kernel::CombineAsync
+        | Kernel::GiveUp => 1,
         Kernel::CombineWait => 2,
         _ => 0,
     }
