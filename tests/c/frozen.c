@@ -47,6 +47,17 @@ FIELD(ferry_view, scales, 112);
 FIELD(ferry_view, row_scales, 216);
 FIELD(ferry_view, row_stride, 320);
 
+SIZE(ferry_received_counts, 64);
+FIELD(ferry_received_counts, size, 0);
+FIELD(ferry_received_counts, source_rows, 8);
+FIELD(ferry_received_counts, expert_rows, 16);
+FIELD(ferry_received_counts, sources, 24);
+FIELD(ferry_received_counts, experts, 32);
+FIELD(ferry_received_counts, rows, 40);
+FIELD(ferry_received_counts, scale_blocks, 48);
+FIELD(ferry_received_counts, is_here, 56);
+FIELD(ferry_received_counts, reserved, 60);
+
 SIZE(ferry_fault, 64);
 FIELD(ferry_fault, size, 0);
 FIELD(ferry_fault, index, 8);

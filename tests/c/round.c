@@ -180,6 +180,31 @@ static void combine_rank(const rank_state *rank, const round_tensors *of, int sp
         OK(ferry_combine(rank->communicator, rank->stream, &experts, &of->out.sums));
 }
 
+// Compares the counts that come with those of the inputs.
+static void compare_counts(const team *of, const rank_state *rank) {
+    ferry_received_counts counts = FERRY_RECEIVED_COUNTS_INIT;
+    uint32_t per_rank = EXPERTS / of->ranks, sources[MOST_RANKS], experts[EXPERTS], rows = 0;
+    counts.source_rows = sources;
+    counts.sources = of->ranks;
+    while (!counts.is_here) OK(ferry_received(rank->communicator, &counts));
+    counts.expert_rows = experts;
+    counts.experts = per_rank - 1;
+    REFUSED(FERRY_INVALID_ARGUMENT, "expert_rows has", ferry_received(rank->communicator, &counts));
+    counts.experts = per_rank;
+    OK(ferry_received(rank->communicator, &counts));
+    for (uint32_t source = 0; source < of->ranks; source++) {
+        uint32_t wanted = 0;
+        for (int token = 0; token < TOKENS; token++)
+            for (int slot = 0; slot < TOP_K; slot++)
+                wanted += (uint32_t)expert_of(source, token, slot) / per_rank == rank->rank;
+        HOLDS(sources[source] == wanted);
+        rows += wanted;
+    }
+    HOLDS(counts.rows == rows);
+    for (uint32_t local = 0; local < per_rank; local++) rows -= experts[local];
+    HOLDS(rows == 0);
+}
+
 // Makes every call that is out of order at `round`: each is refused, with a text that names the next call.
 static void refuse_order(team *of, const round_tensors *tensors, ferry_round round) {
     static const char *const next_calls[] = {
@@ -205,8 +230,10 @@ static void refuse_order(team *of, const round_tensors *tensors, ferry_round rou
             HOLDS(strstr(ferry_last_error(), "cannot be closed") != NULL);
             HOLDS(of->local[i].communicator == rank);
         }
-        if (round != FERRY_ROUND_SENT)
+        if (round != FERRY_ROUND_SENT) {
             REFUSED(FERRY_WRONG_ORDER, next, ferry_dispatch_wait(rank, stream, &own->out.rows));
+            REFUSED(FERRY_WRONG_ORDER, next, ferry_dispatch_counts(rank, stream));
+        }
         if (round != FERRY_ROUND_DISPATCHED) {
             REFUSED(FERRY_WRONG_ORDER, next, ferry_combine(rank, stream, &experts, &own->out.sums));
             REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_async(rank, stream, &experts, &own->out.sums));
@@ -235,6 +262,13 @@ static void run_round(team *of, int split, int bad_token) {
             OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
     }
     if (split) refuse_order(of, tensors, FERRY_ROUND_SENT);
+    for (size_t i = 0; split && i < of->count; i++) {
+        ferry_received_counts counts = FERRY_RECEIVED_COUNTS_INIT;
+        REFUSED(FERRY_WRONG_ORDER, "no counts were asked for",
+                ferry_received(of->local[i].communicator, &counts));
+        OK(ferry_dispatch_counts(of->local[i].communicator, of->local[i].stream));
+    }
+    for (size_t i = 0; split && i < of->count; i++) compare_counts(of, &of->local[i]);
     for (size_t i = 0; split && i < of->count; i++)
         OK(ferry_dispatch_wait(of->local[i].communicator, of->local[i].stream, &tensors[i].out.rows));
     refuse_order(of, tensors, FERRY_ROUND_DISPATCHED);

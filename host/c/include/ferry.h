@@ -78,6 +78,8 @@
     { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
     { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FERRY_RECEIVED_COUNTS_INIT \
+    { sizeof(ferry_received_counts), NULL, NULL, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
     { sizeof(ferry_silu), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, 0, 0, 0.0f, 0.0f, 0, 0 }
@@ -229,6 +231,8 @@ typedef enum {
     FERRY_KERNEL_LOCAL_COMBINE = 8,
     // The kernel of ferry_give_up.
     FERRY_KERNEL_GIVE_UP = 9,
+    // The kernel of ferry_dispatch_counts.
+    FERRY_KERNEL_DISPATCH_COUNTS = 10,
 } ferry_kernel;
 
 // Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
@@ -456,6 +460,29 @@ typedef struct {
     // Memory that was waited for or read: a ferry_region.
     uint32_t region;
 } ferry_fault;
+
+// Numbers of the rows that a dispatch brings to a rank. Begin with FERRY_RECEIVED_COUNTS_INIT.
+typedef struct {
+    // sizeof(ferry_received_counts).
+    size_t size;
+    // Filled with the rows of each source rank, unless NULL. By expert its assignments to this rank's
+    // experts, else its tokens that have one here.
+    uint32_t *source_rows;
+    // Filled with the assignments to each local expert, unless NULL.
+    uint32_t *expert_rows;
+    // Elements of source_rows, at least the group's ranks.
+    uint64_t sources;
+    // Elements of expert_rows, at least the local experts.
+    uint64_t experts;
+    // Written: rows that the outputs need, as in ferry_capacity.
+    uint64_t rows;
+    // Written: blocks of tiled scales that the outputs need.
+    uint64_t scale_blocks;
+    // Written: 1 if the counts have come and everything here is written, else 0.
+    uint32_t is_here;
+    // Zero.
+    uint32_t reserved;
+} ferry_received_counts;
 
 // Enqueues calls on the stream that is being captured. Returns 0, or another number to abandon the
 // capture. Must not free a handle or throw.
@@ -860,6 +887,19 @@ ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 // is more than at first, or if the plan's rows go by expert. Not collective. Does not synchronise.
 ferry_status ferry_communicator_limit_sms(ferry_communicator *communicator, uint32_t max_sms);
 
+// Tells the host how many rows the open dispatch brings, before they are received: between
+// ferry_dispatch_async and ferry_dispatch_wait. ferry_received reads the counts. The kernel has one block,
+// and waits for the counts of all ranks' dispatches. Only enqueues. Not with skip_a2a, and not in a capture.
+// Not collective. Does not synchronise. On failure (FERRY_WRONG_ORDER unless ferry_dispatch_wait comes next,
+// or in a capture) nothing was enqueued.
+ferry_status ferry_dispatch_counts(ferry_communicator *communicator, void *stream);
+
+// Fills `counts` with what ferry_dispatch_counts was enqueued for last, once its kernel has written it;
+// until then only is_here, 0. FERRY_FAULT or FERRY_POISONED once this rank has given up, so that a loop
+// ends. FERRY_WRONG_ORDER if no counts were asked for, or after ferry_dispatch_wait. Not collective. Does
+// not synchronise, except in a simulated group, where it waits for the rank's kernels.
+ferry_status ferry_received(const ferry_communicator *communicator, ferry_received_counts *counts);
+
 // Stores a handle for the device of a rank that this process drives. Not collective. Does not synchronise.
 ferry_status ferry_group_device(const ferry_group *group, uint32_t rank, ferry_device **device);
 
@@ -1048,6 +1088,12 @@ ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
 ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
                                     void *const *streams,
                                     size_t count);
+
+// ferry_dispatch_counts for all ranks of this process; see ferry_dispatch_all. Not collective. Does not
+// synchronise.
+ferry_status ferry_dispatch_counts_all(ferry_communicator *const *communicators,
+                                       void *const *streams,
+                                       size_t count);
 
 // ferry_give_up for all ranks of this process; see ferry_dispatch_all. Collective with the other processes.
 // Does not synchronise.

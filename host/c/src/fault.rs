@@ -92,6 +92,8 @@ pub enum ferry_kernel {
     FERRY_KERNEL_LOCAL_COMBINE = 8,
     /// The kernel of ferry_give_up.
     FERRY_KERNEL_GIVE_UP = 9,
+    /// The kernel of ferry_dispatch_counts.
+    FERRY_KERNEL_DISPATCH_COUNTS = 10,
 }
 
 /// Fault reported by a kernel. ferry_last_error has it as a sentence.
@@ -255,5 +257,6 @@ const fn kernel(kernel: Kernel) -> ferry_kernel {
         Kernel::LocalDispatch => FERRY_KERNEL_LOCAL_DISPATCH,
         Kernel::LocalCombine => FERRY_KERNEL_LOCAL_COMBINE,
         Kernel::GiveUp => FERRY_KERNEL_GIVE_UP,
+        Kernel::DispatchCounts => FERRY_KERNEL_DISPATCH_COUNTS,
     }
 }

@@ -34,6 +34,7 @@ pub mod bootstrap;
 pub mod buffers;
 pub mod communicator;
 pub mod config;
+pub mod counts;
 pub mod device;
 pub mod fault;
 pub mod graph;

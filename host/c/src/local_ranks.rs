@@ -149,6 +149,24 @@ pub unsafe extern "C" fn ferry_combine_all_wait(
     })
 }
 
+/// ferry_dispatch_counts for all ranks of this process; see ferry_dispatch_all. Not collective. Does not
+/// synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_dispatch_counts_all(
+    communicators: *const *mut ferry_communicator,
+    streams: *const *mut c_void,
+    count: usize,
+) -> ferry_status {
+    guard("ferry_dispatch_counts_all", || {
+        // SAFETY: the rules of handles, pointers and streams.
+        unsafe {
+            with_all(communicators, streams, count, |ranks, streams| {
+                Ok(Communicator::dispatch_counts_all(ranks, streams)?)
+            })
+        }
+    })
+}
+
 /// ferry_give_up for all ranks of this process; see ferry_dispatch_all. Collective with the other processes.
 /// Does not synchronise.
 #[unsafe(no_mangle)]

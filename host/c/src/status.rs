@@ -161,6 +161,15 @@ fn text_of(error: &Error) -> String {
             "the plan's skip_a2a is 1, and nothing is sent: call ferry_dispatch and ferry_combine"
                 .to_owned()
         }
+        Error::CountsInGraph => {
+            "a graph cannot tell the host of counts: capture the dispatch without ferry_dispatch_counts"
+                .to_owned()
+        }
+        Error::NoCounts { .. } => {
+            "no counts were asked for: call ferry_dispatch_counts between ferry_dispatch_async and \
+             ferry_dispatch_wait"
+                .to_owned()
+        }
         Error::NoView { receive } => format!(
             "the plan's receive is {receive}, and only FERRY_RECEIVE_VIEW leaves rows in the window"
         ),
@@ -229,6 +238,8 @@ fn status_of(error: &Error) -> ferry_status {
         Error::WrongOrder { .. }
         | Error::RoundOpen { .. }
         | Error::SplitWithoutTravel { .. }
+        | Error::CountsInGraph
+        | Error::NoCounts { .. }
         | Error::GroupClosed => FERRY_WRONG_ORDER,
         Error::GraphsAlive { .. }
         | Error::ForeignGraphs { .. }
