@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use ferry::{Device, DevicePtr, Rank, Round, Stream, Tensor};
+use ferry::{Capacity, Device, DevicePtr, Rank, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -113,6 +113,22 @@ impl Communicator {
             communicator.dispatch_async(stream, input)
         })?;
         self.has_sent()
+    }
+
+    fn _dispatch_counts(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let stream = handle(stream);
+        self.call(py, |communicator| communicator.dispatch_counts(stream))
+    }
+
+    /// Rows, blocks of scales, rows of each source and of each expert; nothing until they have come.
+    fn _received(&self, py: Python<'_>) -> PyResult<Option<Counts>> {
+        let found = self.call(py, |communicator| communicator.received())?;
+        Ok(found.map(|counts| {
+            let Capacity {
+                rows, scale_blocks, ..
+            } = counts.capacity;
+            (rows, scale_blocks, counts.source_rows, counts.expert_rows)
+        }))
     }
 
     fn _dispatch_wait(&self, py: Python<'_>, stream: u64, output: &DispatchOutput) -> PyResult<()> {
@@ -345,6 +361,8 @@ impl Communicator {
 }
 
 /// Address, data type, shape, and strides in elements.
+/// Rows, blocks of scales, rows of each source, rows of each expert.
+type Counts = (usize, usize, Vec<u32>, Vec<u32>);
 type Strided = (u64, &'static str, Vec<usize>, Vec<usize>);
 
 fn strided<const N: usize>(tensor: &Tensor<N>) -> Strided {

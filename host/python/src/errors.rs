@@ -104,12 +104,13 @@ fn with_text(error: Error, text: String) -> PyErr {
 /// Class of errors whose exceptions have no fields.
 fn class_of(error: &Error) -> Name {
     match error {
-        Error::WrongOrder { .. } | Error::RoundOpen { .. } => "OrderError",
+        Error::WrongOrder { .. } | Error::RoundOpen { .. } | Error::NoCounts { .. } => "OrderError",
         Error::WrongScales { .. }
         | Error::UnusedInputScale { .. }
         | Error::SiluColumns { .. }
         | Error::SiluLimit { .. }
         | Error::SplitWithoutTravel { .. }
+        | Error::CountsInGraph
         | Error::MemoryTooShort { .. }
         | Error::TooManyScales { .. }
         | Error::WeightsInReducedMode

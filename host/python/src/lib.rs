@@ -41,7 +41,7 @@ mod _ferry {
     #[pymodule_export]
     use super::local_ranks::{
         close_all, combine_all, combine_async_all, combine_wait_all, dispatch_all,
-        dispatch_async_all, dispatch_wait_all, give_up_all,
+        dispatch_async_all, dispatch_counts_all, dispatch_wait_all, give_up_all,
     };
     #[pymodule_export]
     use super::plan::{Plan, decode_rows, format_sizes};

@@ -128,6 +128,20 @@ pub(crate) fn combine_wait_all(
 }
 
 #[pyfunction]
+pub(crate) fn dispatch_counts_all(
+    py: Python<'_>,
+    ranks: Ranks<'_>,
+    streams: Vec<u64>,
+) -> PyResult<()> {
+    call(
+        py,
+        &ranks,
+        &streams,
+        ferry::Communicator::dispatch_counts_all,
+    )
+}
+
+#[pyfunction]
 pub(crate) fn give_up_all(py: Python<'_>, ranks: Ranks<'_>, streams: Vec<u64>) -> PyResult<()> {
     call(py, &ranks, &streams, ferry::Communicator::give_up_all)?;
     ranks.iter().try_for_each(|rank| rank.has_returned())

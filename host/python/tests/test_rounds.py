@@ -74,6 +74,34 @@ def test_ranks_as_threads(bench):
     of.group.close()
 
 
+@pytest.mark.parametrize("receive", ["by-expert", "compact", "strided"])
+def test_counts_before_rows(bench, receive):
+    of = bench(2, receive=receive)
+    problem = of.problem(4)
+    x, ids, weights = problem.arguments
+    with pytest.raises(ferry.OrderError, match="dispatch_counts is out of order"):
+        of.ranks.dispatch_counts()
+    of.ranks.dispatch_async(x, ids, weights)
+    with pytest.raises(ferry.OrderError, match="call dispatch_counts between"):
+        of.ranks[0].received()
+    of.ranks.dispatch_counts()
+    here = of.plan.config.experts // 2
+    for rank, communicator in enumerate(of.ranks):
+        while (counts := communicator.received()) is None:
+            pass
+        local = [given - rank * here for given in ids]
+        inside = [(given >= 0) & (given < here) for given in local]
+        rows = [int(found.sum() if receive == "by-expert" else found.any(axis=1).sum()) for found in inside]
+        assert counts.source_rows == rows
+        assert counts.expert_rows == [sum(int((given == at).sum()) for given in local) for at in range(here)]
+        assert counts.rows == (of.plan.max_rows if receive == "strided" else sum(rows))
+        output = communicator.outputs(x[0], counts.rows)
+        assert output.tokens.shape == (counts.rows, 64)
+    of.ranks.dispatch_wait(like=x[0])
+    of.ranks.give_up()
+    assert of.ranks.check() == [None] * 2
+
+
 def test_rounds_that_are_given_up(bench):
     of = bench(2)
     problem = of.problem(4)

@@ -59,7 +59,7 @@ from .errors import (
     ThreadError,
 )
 from .memory import DeviceArray, View, ViewArray
-from .outputs import DispatchOutput, SiluOutput, TensorLayout
+from .outputs import DispatchOutput, ReceivedCounts, SiluOutput, TensorLayout
 from .ranks import Communicators
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "PreparedCombine",
     "PreparedDispatch",
     "Problem",
+    "ReceivedCounts",
     "SiluOutput",
     "SimulatorError",
     "Tensor",

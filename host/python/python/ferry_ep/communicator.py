@@ -6,7 +6,7 @@ from typing import Any
 
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Answers, Call
-from .outputs import DispatchOutput, SiluOutput
+from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
 
 __all__ = ["Communicator"]
@@ -85,6 +85,26 @@ class Communicator(Rank):
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         self._native._dispatch_async(call.stream, given)
         self._sent(given)
+
+    def dispatch_counts(self, *, stream: Any = None) -> None:
+        """Tells the host how many rows the open dispatch brings, between :meth:`dispatch_async` and
+        :meth:`dispatch_wait`, so that outputs can be allocated exactly; :meth:`received` reads the counts.
+        Enqueues a kernel that waits for the counts of all ranks' dispatches. Not collective.
+
+        Raises :class:`ferry_ep.OrderError` unless :meth:`dispatch_wait` comes next, and
+        :class:`ferry_ep.ArgumentError` with ``skip_a2a`` and in a graph.
+        """
+        self._native._dispatch_counts(self._stream(stream))
+
+    def received(self) -> ReceivedCounts | None:
+        """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. Does not synchronize,
+        except in a simulated group, where it waits for the rank's kernels.
+
+        Raises :class:`ferry_ep.OrderError` if no counts were asked for, and :class:`ferry_ep.FaultError` once
+        the rank has given up, so that a loop around it ends.
+        """
+        counts = self._native._received()
+        return None if counts is None else ReceivedCounts(*counts)
 
     def dispatch_wait(
         self,
@@ -212,12 +232,12 @@ class Communicator(Rank):
         call.finish()
 
     def give_up(self, *, stream: Any = None) -> None:
-        """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: the next dispatch
-        may follow. Enqueues only. Collective: all ranks give up a round, or all combine it; if one combines what
-        another gives up, both end with :class:`PeerTimeout` after their deadline, at the latest in their next
-        dispatch.
+        """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: a dispatch may
+        follow. Enqueues only. Collective: all ranks give up a round, or all combine it; if one combines
+        what another gives up, both end with :class:`ferry_ep.PeerTimeout` after their deadline, at the latest
+        in their next dispatch.
 
-        Raises :class:`OrderError` unless a dispatch is to be combined.
+        Raises :class:`ferry_ep.OrderError` unless a dispatch is to be combined.
         """
         self._native._give_up(self._stream(stream))
 

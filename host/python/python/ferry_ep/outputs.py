@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-__all__ = ["DispatchOutput", "SiluOutput", "TensorLayout"]
+__all__ = ["DispatchOutput", "ReceivedCounts", "SiluOutput", "TensorLayout"]
 
 
 class TensorLayout(NamedTuple):
@@ -21,6 +21,20 @@ class TensorLayout(NamedTuple):
     """Bytes of all elements."""
     align: int
     """Alignment of the address that is needed, in bytes."""
+
+
+class ReceivedCounts(NamedTuple):
+    """Numbers of the rows that a dispatch brings to a rank: :meth:`ferry_ep.Communicator.received`."""
+
+    rows: int
+    """Rows that the outputs need, and no more: a ``capacity`` for :meth:`ferry_ep.Communicator.outputs`."""
+    scale_blocks: int
+    """Blocks of tiled scales that the outputs need."""
+    source_rows: list[int]
+    """Rows of each source rank: by expert its assignments to this rank's experts, else its tokens that have
+    one here."""
+    expert_rows: list[int]
+    """Assignments to each local expert."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -88,6 +88,10 @@ class Communicators(Sequence[Communicator]):
         _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
         self._sent(inputs)
 
+    def dispatch_counts(self, *, streams: Each | None = None) -> None:
+        """Makes :meth:`ferry_ep.Communicator.dispatch_counts` on all ranks."""
+        _ferry.dispatch_counts_all(self._natives(), _streams(self._calls(streams)))
+
     def dispatch_wait(
         self,
         *,
