@@ -197,7 +197,7 @@ pub struct Gate(Box<dyn SharedPage>);
 impl Gate {
     /// Allocates it, at 0. Synchronises.
     pub fn new(device: &CudaDevice) -> Result<Self, Error> {
-        device.fault_page().map(Self)
+        device.fault_page(0).map(Self)
     }
 
     /// Address at which kernels find it.

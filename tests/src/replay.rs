@@ -132,6 +132,9 @@ pub struct ReplayArgs {
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
+    /// Have the host wait for the numbers of rows between the halves of the dispatch; with --split
+    #[arg(long, requires = "split")]
+    counts: bool,
     /// Dispatch the tokens once before, and give up that round
     #[arg(long)]
     give_up: bool,
@@ -198,6 +201,7 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     let mut session = open.agree(session.map_err(Into::into))?;
     session.call_all_at_once(args.all_at_once);
     session.give_up_before_rounds(args.give_up);
+    session.count_on_host(args.counts);
     if args.late_weights {
         session.give_weights_late();
     }
@@ -404,6 +408,7 @@ mod tests {
             transposed_scales: false,
             clear_absent: false,
             all_at_once: false,
+            counts: false,
             give_up: false,
             seed: 1,
             ranks: None,

@@ -131,6 +131,7 @@ fn comes_back(test: &str, mode: CombineMode, weights: bool) {
     let at_once = replay(test, &given, &options).unwrap();
     same_tensors(&at_once, &written);
     options.push("--give-up");
+    options.extend(weights.then_some("--counts"));
     same_tensors(&replay(test, &given, &options).unwrap(), &written);
     if !weights {
         // What no weights stand for.

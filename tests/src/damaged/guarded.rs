@@ -304,8 +304,8 @@ unsafe impl Device for GuardedDevice {
         unsafe { self.inner.launch_held(launch, held) }
     }
 
-    fn fault_page(&self) -> Result<Box<dyn SharedPage>, Error> {
-        self.inner.fault_page()
+    fn fault_page(&self, words: usize) -> Result<Box<dyn SharedPage>, Error> {
+        self.inner.fault_page(words)
     }
 }
 

@@ -443,6 +443,7 @@ fn run_case(
         };
         let mut session = suite.session(group, &settings, 1)?;
         session.call_all_at_once(case.all_at_once);
+        session.count_on_host(split);
         let result = (problems.iter().zip(&oracles).enumerate())
             .try_for_each(|(round, (problem, oracle))| {
                 session.give_up_before_rounds(round % 2 == 1);

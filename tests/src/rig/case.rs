@@ -91,6 +91,8 @@ pub struct Case {
     pub reads_views: bool,
     /// Whether each call has a limit of multiprocessors of its own.
     pub limits: bool,
+    /// Whether split dispatches tell the host of their counts, which it waits for.
+    pub counts: bool,
     /// Bit `n`: all ranks give up round `n`, counted from 0, instead of combining it.
     pub given_up: u64,
 }
@@ -135,6 +137,7 @@ impl Case {
             specials: false,
             reads_views: false,
             limits: false,
+            counts: false,
             given_up: 0,
         }
     }

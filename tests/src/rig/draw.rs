@@ -55,6 +55,7 @@ pub fn any_case(seed: u64) -> Case {
         shared_expert: dice.below(3) == 0 && how != Return::Apart,
         counted: dice.pick(&[None, None, Some(0), Some(3)]),
         wide_ids: wide_ids(seed),
+        counts: counts(seed),
         given_up: given_up(seed),
         ..Case::small(seed)
     }
@@ -65,6 +66,11 @@ fn wide_ids(seed: u64) -> u64 {
     let mut dice = Dice::new(seed ^ 0x6936_3469);
     let bits = dice.bits();
     dice.pick(&[0, u64::MAX, bits])
+}
+
+/// Draws whether the host waits for counts, apart from all else.
+pub(super) fn counts(seed: u64) -> bool {
+    Dice::new(seed ^ 0x636f_756e).below(3) == 0
 }
 
 /// Draws which rounds are given up, apart from all else: none in half of the cases.

@@ -5,7 +5,7 @@ use ferry::{ScaleLayout, TokenFormat};
 
 use super::case::Case;
 use super::dice::Dice;
-use super::draw::{any_routing, given_up};
+use super::draw::{any_routing, counts, given_up};
 use super::inputs::Return;
 use super::options::Options;
 
@@ -100,6 +100,7 @@ pub fn rows_case(seed: u64, receive: ReceiveLayout, format: TokenFormat) -> Case
         specials: dice.below(2) == 0,
         reads_views: dice.below(4) > 0,
         limits: dice.below(2) == 0,
+        counts: counts(seed),
         given_up: given_up(seed),
         ..Case::small(seed)
     }

@@ -1,6 +1,8 @@
 //! Runs: all rounds of a case on a group, and what the oracle says of them. Whatever is wrong panics with the
 //! whole case.
 
+mod counts;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferry::ReceiveLayout;
@@ -51,6 +53,8 @@ pub struct Run {
     pub input_faults: Vec<Fault>,
     /// Oracle's outcome of each round.
     pub expected: Vec<Expected>,
+    /// Inputs of each round.
+    problems: Vec<Problem>,
     /// Views that the rounds have, `[round][rank]`.
     views: Vec<Vec<Option<Seen>>>,
 }
@@ -94,8 +98,8 @@ impl Run {
         }
         let ranks = Communicator::new(group, &plan).unwrap();
         let locals: Vec<usize> = ranks.iter().map(number).collect();
-        let problems = problems.iter().enumerate();
-        let rounds = problems.map(|(round, problem)| {
+        let given = problems.iter().enumerate();
+        let rounds = given.map(|(round, problem)| {
             let expected = Expected::of(case, problem, round, &locals);
             let tensors = ranks.iter().map(|rank| {
                 let input = &problem.inputs[number(rank)];
@@ -114,11 +118,15 @@ impl Run {
             tensors,
             input_faults: Vec::new(),
             expected,
+            problems: problems.to_vec(),
             views: Vec::new(),
         };
         for round in 0..run.tensors.len() {
             for half in 0..HALVES {
                 run.enqueue(round, half);
+                if half == 0 && case.counts {
+                    run.look_at_counts(round);
+                }
                 if half == 1 && case.receive == ReceiveLayout::View {
                     run.look_at_views(round);
                 }
@@ -216,7 +224,10 @@ impl Run {
             Outcome::Fault(fault) => {
                 let round = self.case.round_of(fault.epoch);
                 let dispatched = match fault.kernel {
-                    Kernel::Dispatch | Kernel::DispatchAsync | Kernel::DispatchWait => round,
+                    Kernel::Dispatch
+                    | Kernel::DispatchAsync
+                    | Kernel::DispatchCounts
+                    | Kernel::DispatchWait => round,
                     _ => round + 1,
                 };
                 (dispatched, round)

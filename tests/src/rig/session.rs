@@ -1,10 +1,12 @@
 //! A session: the ranks of a group that this process drives, their tensors, and rounds on them.
 
+use std::hint::spin_loop;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, Communicator, DevicePtr, Error, Group, InputFault, Plan, Round, Stream, TokenFormat,
+    Capacity, Communicator, DevicePtr, Error, Group, InputFault, Plan, ReceivedCounts, Round,
+    Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -37,6 +39,8 @@ pub struct Session {
     late_weights: bool,
     /// Whether each round comes after a dispatch of its inputs that is given up.
     gives_up: bool,
+    /// Whether the host waits for the counts of split dispatches.
+    counts: bool,
 }
 
 impl Session {
@@ -62,6 +66,7 @@ impl Session {
             shared_factor: SHARED_FACTOR,
             late_weights: false,
             gives_up: false,
+            counts: false,
         })
     }
 
@@ -87,7 +92,9 @@ impl Session {
         }
         self.poison()?;
         let start = Instant::now();
-        self.launch_halves(0..2)?;
+        self.launch_halves(0..1)?;
+        let counts = self.counts()?;
+        self.launch_halves(1..2)?;
         self.synchronize()?;
         self.phases.dispatch = start.elapsed();
         self.run_experts(problem, scale)?;
@@ -95,7 +102,10 @@ impl Session {
         self.launch_halves(2..HALVES)?;
         self.synchronize()?;
         self.phases.combine = start.elapsed();
-        self.outputs()
+        let outputs = self.outputs()?;
+        let counted = outputs.iter().zip(&counts);
+        counted.for_each(|(outputs, counts)| outputs.received.require_counts(counts));
+        Ok(outputs)
     }
 
     /// Runs the stand-in for the experts on all local ranks, whose dispatches have ended: see
@@ -149,6 +159,30 @@ impl Session {
             let own = initial.each_ref();
             rank.give_initial(own.map(|rows| rows.as_ref().map(|rows| &rows[number][..])))
         })
+    }
+
+    /// Has the host wait for the counts of split dispatches of [rounds](Self::round) from now on, and
+    /// compares them with the rows that come.
+    pub const fn count_on_host(&mut self, counts: bool) {
+        self.counts = counts;
+    }
+
+    /// Waits for the counts of all local ranks' open dispatches; none if nobody asks for them.
+    fn counts(&mut self) -> Result<Vec<ReceivedCounts>, Error> {
+        if !self.counts || !self.settings.split {
+            return Ok(Vec::new());
+        }
+        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
+        Communicator::dispatch_counts_all(&mut self.communicators, &streams)?;
+        let wait = |rank: &Communicator| {
+            loop {
+                if let Some(counts) = rank.received()? {
+                    return Ok(counts);
+                }
+                spin_loop();
+            }
+        };
+        self.communicators.iter().map(wait).collect()
     }
 
     /// Dispatches the inputs of each [round](Self::round) twice from now on, and gives up the first dispatch.

@@ -10,7 +10,7 @@ use ferry_reference::workload::Routing;
 use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 
 /// Every choice, and its values.
-const CHOICES: [(&str, &[&str]); 24] = [
+const CHOICES: [(&str, &[&str]); 25] = [
     ("receive", &["view", "strided", "compact"]),
     (
         "format",
@@ -38,6 +38,7 @@ const CHOICES: [(&str, &[&str]); 24] = [
     ("waits", &["at the end", "each call", "for views"]),
     ("multiprocessors", &["the plan's", "each call's"]),
     ("given up", &["no round", "some"]),
+    ("counts", &["on the device", "on the host, too"]),
 ];
 
 /// Values that exclude all but one value of another choice.
@@ -131,6 +132,7 @@ fn values(case: &Case) -> [usize; CHOICES.len()] {
         },
         flag(case.limits),
         flag(case.given_up & ((1 << case.tokens.len()) - 1) != 0),
+        flag(case.counts && of_ranks(case.split) > 0),
     ]
 }
 

@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 use ferry::{
-    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ScaleTensor, Tensor,
-    TokenFormat, View,
+    Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ReceivedCounts,
+    ScaleTensor, Tensor, TokenFormat, View,
 };
 use ferry_reference::bf16;
 
@@ -38,6 +38,31 @@ pub enum Contents {
     ByExpert(Received),
     /// Rows that stayed as they came.
     Rows(Rows),
+}
+
+impl Contents {
+    /// Requires that these rows are as many as the counts say, if all have room. Panics if not.
+    pub fn require_counts(&self, counts: &ReceivedCounts) {
+        let rows = counts.capacity.rows;
+        match self {
+            Self::ByExpert(received) => {
+                let end = received.row_offsets.last().copied().unwrap_or(0);
+                assert_eq!(end as usize, rows, "rows by expert");
+            }
+            Self::Rows(received) => {
+                let of_sources = received.source_rows.iter().map(|&rows| rows as u32);
+                assert!(
+                    of_sources.eq(counts.source_rows.iter().copied()),
+                    "{counts:?}"
+                );
+                let of_experts = received.expert_rows.iter().map(|&rows| rows as u32);
+                assert!(
+                    of_experts.eq(counts.expert_rows.iter().copied()),
+                    "{counts:?}"
+                );
+            }
+        }
+    }
 }
 
 /// Outputs of a round on a rank.
