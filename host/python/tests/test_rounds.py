@@ -121,7 +121,8 @@ def test_rounds_that_are_given_up(bench):
     other = of.problem(5).arguments[0]
     rows = of.ranks.dispatch(other, ids, weights)
     for rank, output in enumerate(rows):
-        np.testing.assert_array_equal(output.src_info, first[rank].src_info)
+        rows_here = int(output.row_offsets[-1])
+        np.testing.assert_array_equal(output.src_info[:rows_here], first[rank].src_info[:rows_here])
         check_rows(problem, rank, first[rank])
     of.ranks.combine([output.tokens for output in rows])
     assert of.ranks.check() == [None] * 2
