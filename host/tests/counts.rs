@@ -52,8 +52,8 @@ fn counts_come_with_the_ticket_of_the_last_call_alone() {
     assert_eq!(rank.received().unwrap(), None);
     *notes.counts.lock().unwrap() = words(ticket, &counts);
     let found = rank.received().unwrap().unwrap();
-    assert_eq!(found.source_rows, [5, 7]);
-    assert_eq!(found.expert_rows, counts[3..]);
+    assert_eq!(found.source_counts, [5, 7]);
+    assert_eq!(found.expert_counts, counts[3..]);
     let rows: u32 = counts[3..].iter().sum();
     assert_eq!(found.capacity.rows, rows as usize);
     rank.dispatch_counts(STREAM).unwrap();

@@ -49,8 +49,8 @@ FIELD(ferry_view, row_stride, 320);
 
 SIZE(ferry_received_counts, 64);
 FIELD(ferry_received_counts, size, 0);
-FIELD(ferry_received_counts, source_rows, 8);
-FIELD(ferry_received_counts, expert_rows, 16);
+FIELD(ferry_received_counts, source_counts, 8);
+FIELD(ferry_received_counts, expert_counts, 16);
 FIELD(ferry_received_counts, sources, 24);
 FIELD(ferry_received_counts, experts, 32);
 FIELD(ferry_received_counts, rows, 40);

@@ -184,12 +184,12 @@ static void combine_rank(const rank_state *rank, const round_tensors *of, int sp
 static void compare_counts(const team *of, const rank_state *rank) {
     ferry_received_counts counts = FERRY_RECEIVED_COUNTS_INIT;
     uint32_t per_rank = EXPERTS / of->ranks, sources[MOST_RANKS], experts[EXPERTS], rows = 0;
-    counts.source_rows = sources;
+    counts.source_counts = sources;
     counts.sources = of->ranks;
     while (!counts.is_here) OK(ferry_received(rank->communicator, &counts));
-    counts.expert_rows = experts;
+    counts.expert_counts = experts;
     counts.experts = per_rank - 1;
-    REFUSED(FERRY_INVALID_ARGUMENT, "expert_rows has", ferry_received(rank->communicator, &counts));
+    REFUSED(FERRY_INVALID_ARGUMENT, "expert_counts has", ferry_received(rank->communicator, &counts));
     counts.experts = per_rank;
     OK(ferry_received(rank->communicator, &counts));
     for (uint32_t source = 0; source < of->ranks; source++) {

@@ -467,12 +467,12 @@ typedef struct {
     size_t size;
     // Filled with the rows of each source rank, unless NULL. By expert its assignments to this rank's
     // experts, else its tokens that have one here.
-    uint32_t *source_rows;
+    uint32_t *source_counts;
     // Filled with the assignments to each local expert, unless NULL.
-    uint32_t *expert_rows;
-    // Elements of source_rows, at least the group's ranks.
+    uint32_t *expert_counts;
+    // Elements of source_counts, at least the group's ranks.
     uint64_t sources;
-    // Elements of expert_rows, at least the local experts.
+    // Elements of expert_counts, at least the local experts.
     uint64_t experts;
     // Written: rows that the outputs need, as in ferry_capacity.
     uint64_t rows;

@@ -15,12 +15,12 @@ pub struct ferry_received_counts {
     pub size: usize,
     /// Filled with the rows of each source rank, unless NULL. By expert its assignments to this rank's
     /// experts, else its tokens that have one here.
-    pub source_rows: *mut u32,
+    pub source_counts: *mut u32,
     /// Filled with the assignments to each local expert, unless NULL.
-    pub expert_rows: *mut u32,
-    /// Elements of source_rows, at least the group's ranks.
+    pub expert_counts: *mut u32,
+    /// Elements of source_counts, at least the group's ranks.
     pub sources: u64,
-    /// Elements of expert_rows, at least the local experts.
+    /// Elements of expert_counts, at least the local experts.
     pub experts: u64,
     /// Written: rows that the outputs need, as in ferry_capacity.
     pub rows: u64,
@@ -70,16 +70,16 @@ pub unsafe extern "C" fn ferry_received(
                 given.is_here = 0;
                 if let Some(found) = rank.received()? {
                     fill(
-                        "source_rows",
-                        given.source_rows,
+                        "source_counts",
+                        given.source_counts,
                         given.sources,
-                        &found.source_rows,
+                        &found.source_counts,
                     )?;
                     fill(
-                        "expert_rows",
-                        given.expert_rows,
+                        "expert_counts",
+                        given.expert_counts,
                         given.experts,
-                        &found.expert_rows,
+                        &found.expert_counts,
                     )?;
                     given.rows = found.capacity.rows as u64;
                     given.scale_blocks = found.capacity.scale_blocks as u64;

@@ -127,7 +127,12 @@ impl Communicator {
             let Capacity {
                 rows, scale_blocks, ..
             } = counts.capacity;
-            (rows, scale_blocks, counts.source_rows, counts.expert_rows)
+            (
+                rows,
+                scale_blocks,
+                counts.source_counts,
+                counts.expert_counts,
+            )
         }))
     }
 

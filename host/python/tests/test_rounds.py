@@ -92,8 +92,8 @@ def test_counts_before_rows(bench, receive):
         local = [given - rank * here for given in ids]
         inside = [(given >= 0) & (given < here) for given in local]
         rows = [int(found.sum() if receive == "by-expert" else found.any(axis=1).sum()) for found in inside]
-        assert counts.source_rows == rows
-        assert counts.expert_rows == [sum(int((given == at).sum()) for given in local) for at in range(here)]
+        assert counts.source_counts == rows
+        assert counts.expert_counts == [sum(int((given == at).sum()) for given in local) for at in range(here)]
         assert counts.rows == (of.plan.max_rows if receive == "strided" else sum(rows))
         output = communicator.outputs(x[0], counts.rows)
         assert output.tokens.shape == (counts.rows, 64)

@@ -23,9 +23,9 @@ pub struct ReceivedCounts {
     pub capacity: Capacity,
     /// Rows of each source rank, `[ranks]`: by expert its assignments to this rank's experts, else its tokens
     /// that have one here.
-    pub source_rows: Vec<u32>,
+    pub source_counts: Vec<u32>,
     /// Assignments to each local expert, `[local_experts]`: by expert its rows, without padding.
-    pub expert_rows: Vec<u32>,
+    pub expert_counts: Vec<u32>,
 }
 
 impl Communicator {
@@ -71,7 +71,7 @@ impl Communicator {
     ///         }
     ///         std::hint::spin_loop();
     ///     };
-    ///     assert_eq!((counts.capacity.rows, &counts.expert_rows[..]), (2, &[2, 0][..]));
+    ///     assert_eq!((counts.capacity.rows, &counts.expert_counts[..]), (2, &[2, 0][..]));
     ///     let rows = DispatchBuffers::with_capacity(rank.device(), &plan, counts.capacity)?;
     ///     rank.dispatch_wait(stream, rows.output())?;
     ///     rank.give_up(stream)?;
@@ -108,13 +108,13 @@ impl Communicator {
         let (plan, shape) = (&self.plan, self.plan.shape());
         let words: &[u32] = cast_slice(words);
         let of = |first: u64, count: u32| words[first as usize..][..count as usize].to_vec();
-        let source_rows = of(HostCounts::source(0), shape.ranks);
-        let expert_rows = of(HostCounts::expert(shape, 0), shape.local_experts());
+        let source_counts = of(HostCounts::source(0), shape.ranks);
+        let expert_counts = of(HostCounts::expert(shape, 0), shape.local_experts());
         let tokens = words[HostCounts::TOKENS as usize] as usize;
         let capacity = if plan.config().receive.keeps_rows() {
             Capacity {
                 rows: match plan.config().receive {
-                    ReceiveLayout::Compact => source_rows.iter().map(|&rows| rows as usize).sum(),
+                    ReceiveLayout::Compact => source_counts.iter().map(|&rows| rows as usize).sum(),
                     _ => plan.max_rows(),
                 },
                 wide_ids: sent.has_wide_ids(),
@@ -123,7 +123,7 @@ impl Communicator {
         } else {
             let shared = plan.shared_tokens(self.rank(), tokens).len();
             let alignment = plan.row_alignment() as usize;
-            let groups = expert_rows.iter().map(|&rows| rows as usize);
+            let groups = expert_counts.iter().map(|&rows| rows as usize);
             let rows = groups.chain([shared]);
             let rows = rows.map(|rows| rows.next_multiple_of(alignment));
             let blocks = rows
@@ -137,8 +137,8 @@ impl Communicator {
         };
         ReceivedCounts {
             capacity,
-            source_rows,
-            expert_rows,
+            source_counts,
+            expert_counts,
         }
     }
 

@@ -52,12 +52,12 @@ impl Contents {
             Self::Rows(received) => {
                 let of_sources = received.source_rows.iter().map(|&rows| rows as u32);
                 assert!(
-                    of_sources.eq(counts.source_rows.iter().copied()),
+                    of_sources.eq(counts.source_counts.iter().copied()),
                     "{counts:?}"
                 );
                 let of_experts = received.expert_rows.iter().map(|&rows| rows as u32);
                 assert!(
-                    of_experts.eq(counts.expert_rows.iter().copied()),
+                    of_experts.eq(counts.expert_counts.iter().copied()),
                     "{counts:?}"
                 );
             }

@@ -30,10 +30,10 @@ class ReceivedCounts(NamedTuple):
     """Rows that the outputs need, and no more: a ``capacity`` for :meth:`ferry_ep.Communicator.outputs`."""
     scale_blocks: int
     """Blocks of tiled scales that the outputs need."""
-    source_rows: list[int]
+    source_counts: list[int]
     """Rows of each source rank: by expert its assignments to this rank's experts, else its tokens that have
     one here."""
-    expert_rows: list[int]
+    expert_counts: list[int]
     """Assignments to each local expert."""
 
 

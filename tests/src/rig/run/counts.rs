@@ -51,8 +51,8 @@ impl Run {
         let rank = number(&self.ranks[r]);
         let about = || format!("rank {rank}, round {round} of {:?}", self.case);
         let (source_rows, expert_rows) = rows_of(&self.case, &self.problems[round], rank);
-        assert_eq!(found.source_rows, source_rows, "sources: {}", about());
-        assert_eq!(found.expert_rows, expert_rows, "experts: {}", about());
+        assert_eq!(found.source_counts, source_rows, "sources: {}", about());
+        assert_eq!(found.expert_counts, expert_rows, "experts: {}", about());
         let plan = self.ranks[r].plan();
         let receive = plan.config().receive;
         let is_tiled = plan.shape().has_tiled_scales();
