@@ -58,8 +58,8 @@ impl Options {
         }
     }
 
-    /// Number of blocks of a launch, at most `max_blocks`, and of warps in each: two if the number of warps is
-    /// even, else one.
+    /// Number of blocks of a launch, at most `max_blocks`, and of warps in each: two if the number of warps
+    /// is even, else one.
     pub(crate) fn blocks(&self, max_blocks: Option<u32>) -> (u32, u32) {
         let in_block = if self.warps.is_multiple_of(2) { 2 } else { 1 };
         let blocks = self.warps / in_block;
