@@ -87,7 +87,7 @@ impl FaultKind {
     }
 }
 
-/// [`FaultKind::is_input`] of a kind's number: these kinds are adjacent.
+/// [`FaultKind::is_input`] for the number of a kind: the numbers of these kinds are consecutive.
 #[inline(always)]
 const fn is_input(kind: u64) -> bool {
     kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::OutputTooSmall as u64
@@ -161,7 +161,7 @@ pub struct Fault {
     pub wanted: u64,
     /// Value found instead.
     pub saw: u64,
-    /// The round, from 1 on for each communicator.
+    /// Number of the round, counted from 1 in each communicator.
     pub epoch: u64,
     /// Longest wait of the simulator in milliseconds of wall time, its patience or the deadline, if a
     /// deadline passed while it waited for launches.

@@ -10,8 +10,8 @@ use crate::errors;
 #[pymethods]
 impl Communicator {
     /// Enqueues a dispatch of `x`, BF16 `[tokens, hidden]` with rows `x_stride` elements apart. Ids are i64
-    /// if `wide_ids`, else i32. `outputs` has an address for each layout of `Plan._output_layout`, in order;
-    /// an address of weights of 0 is none.
+    /// if `wide_ids`, else i32. `topk_weights` is 0 if there are none. `outputs` has one address for each
+    /// layout of `Plan._output_layout`, in the same order; another number of them is an `ArgumentError`.
     #[expect(clippy::too_many_arguments, reason = "numbers of a hot call")]
     fn _dispatch_at(
         &self,

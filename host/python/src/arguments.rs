@@ -167,8 +167,8 @@ impl CombineInput {
     }
 }
 
-/// A rank's output of a combine: sums of two dimensions, with weights that come back or without, or rows
-/// apart of three.
+/// A rank's output of a combine: sums `[tokens, hidden]`, with or without the returned weights, or rows that
+/// are not summed, `[tokens, top_k, hidden]`.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
 pub(crate) struct CombineOutput {
     pub(crate) output: ferry::CombineOutput,

@@ -274,7 +274,7 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Its lock. Another thread that is in a call of it is an error.
+    /// Locks the communicator. Fails with `BusyError` if another thread is in one of its calls.
     pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, Option<ferry::Communicator>>> {
         match self.inner.get("communicator")?.slot.try_lock() {
             Ok(slot) => Ok(slot),

@@ -171,7 +171,7 @@ fn tensor_with(text: String, name: &str, wanted: &str, given: &str) -> PyErr {
     })
 }
 
-/// Makes an exception. An error on the way is returned instead.
+/// Makes an exception of `class` with a text and fields. If that fails, returns the error of the attempt.
 fn build(
     class: Name,
     text: String,

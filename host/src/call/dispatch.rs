@@ -108,7 +108,8 @@ impl DispatchInput {
 /// Inputs of a dispatch's first half that the second half needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// Its `x` and `input_scale` become a shared expert's rows.
+    /// Input of the first half. With a shared expert, the second half writes its `x`, in the plan's format
+    /// and with its `input_scale`, to the shared expert's rows.
     pub(super) input: DispatchInput,
 }
 

@@ -207,7 +207,7 @@ pub struct Communicator {
 /// Reason why a communicator cannot be used any more.
 #[derive(Clone, Copy, Debug)]
 enum Poison {
-    /// A kernel gave up, or a peer's.
+    /// A kernel of this rank gave up, for the reason in the fault.
     Fault(Fault),
     /// A call for all ranks of the process could not be launched on this one.
     Launch(Rank),

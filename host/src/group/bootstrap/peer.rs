@@ -38,7 +38,8 @@ impl Limit {
         }
     }
 
-    /// Remaining time; `None` once there is none. At most a day, which sockets accept.
+    /// Returns the remaining time, at most a day, which sockets accept as a timeout; `None` if no time is
+    /// left.
     pub fn left(self) -> Option<Duration> {
         let day = Duration::from_secs(24 * 60 * 60);
         let left = self
