@@ -8,7 +8,7 @@ Written for FlashInfer 0.7.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,6 @@ class FerryCommunication(MoEEpCommunication):
             raise NotImplementedError(
                 f"params.dispatch_format is {form.name}, but Ferry takes no quantized tokens: dispatch BF16"
             )
-        more = {} if config.deadline is None else {"deadline": config.deadline}
         plan = Config(
             experts=params.num_experts,
             top_k=params.top_k,
@@ -85,8 +84,9 @@ class FerryCommunication(MoEEpCommunication):
             max_tokens_per_rank=params.max_tokens_per_rank,
             receive="strided",
             max_sms=config.max_sms,
-            **more,
         )
+        if config.deadline is not None:
+            plan = replace(plan, deadline=config.deadline)
         self._group: Group | None = None
         self._communicator: Communicator | None = None
         connect = self._connect if config.connect is None else config.connect
