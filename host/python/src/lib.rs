@@ -52,6 +52,7 @@ mod _ferry {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::process::count_forks(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("has_cuda", cfg!(feature = "cuda"))?;
         module.add("has_nvshmem", cfg!(feature = "nvshmem"))
