@@ -5,7 +5,6 @@
 
 use pyo3::prelude::*;
 
-mod addresses;
 mod arguments;
 mod bootstrap;
 mod communicator;
@@ -14,10 +13,12 @@ mod errors;
 mod fault;
 mod group;
 mod local_ranks;
+mod operators;
 mod outputs;
 mod plan;
 mod prepared;
 mod process;
+mod reader;
 mod silu;
 mod tensor;
 
@@ -47,6 +48,8 @@ mod _ferry {
     use super::plan::{Plan, decode_rows, format_sizes};
     #[pymodule_export]
     use super::prepared::{PreparedCombine, PreparedDispatch};
+    #[pymodule_export]
+    use super::reader::Reader;
     #[pymodule_export]
     use super::tensor::Tensor;
 
