@@ -1,12 +1,12 @@
 //! The output tensors of a dispatch.
 
-use ferry::{DataType, DispatchOutput, DispatchTensors, Plan, ReceiveLayout, ScaleTensor};
+use ferry::{DispatchOutput, DispatchTensors, Plan, ReceiveLayout, ScaleTensor};
 use pyo3::prelude::*;
 
-use crate::reader::Given;
+use crate::reader::{Argument, Given};
 
 /// Name and type of each output that a plan has.
-pub(crate) type Outputs = DispatchTensors<(&'static str, DataType)>;
+pub(crate) type Outputs = DispatchTensors<Argument>;
 
 /// The outputs in these tensors. The call checks them.
 pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<DispatchOutput> {

@@ -39,6 +39,9 @@ type Read = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
 /// `DLPackCurrentWorkStream`.
 type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
 
+/// Name of an argument, and the type that its elements are to have.
+pub(crate) type Argument = (&'static str, DataType);
+
 /// Reads the tensors of a class, and the current stream of its library.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
 pub(crate) struct Reader {
@@ -81,7 +84,7 @@ impl Reader {
     /// The library's current stream on a CUDA device.
     pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
-        // SAFETY: the function is the library's, with this signature, and `stream` a live pointer to write to.
+        // SAFETY: the function is the library's, with this signature, and `stream` is a live pointer.
         if unsafe { (self.current_stream)(CUDA, device, &raw mut stream) } != 0 {
             return Err(PyErr::fetch(py));
         }
@@ -89,13 +92,14 @@ impl Reader {
         Ok(unsafe { Stream::new(stream.addr() as u64) })
     }
 
-    /// Reads the argument `name`, whose elements are to be `wanted`, on a CUDA device.
+    /// Reads an argument on a CUDA device.
     pub(crate) fn read(
         &self,
-        (name, wanted): (&'static str, DataType),
+        argument: Argument,
         value: &Bound<'_, PyAny>,
         device: i32,
     ) -> PyResult<Given> {
+        let (name, wanted) = argument;
         if !value.is_instance(self.class.bind(value.py()))? {
             let given = value.get_type().name()?.to_string();
             return Err(errors::tensor(

@@ -24,7 +24,7 @@ __all__ = ["Exchange", "MoE", "register"]
 #: Communicators by their handles, the numbers that operators take.
 _communicators: dict[int, weakref.ref[Communicator]] = {}
 _handles = itertools.count(1)
-#: Reads torch's tensors in one native call; torch before 2.10 has none.
+#: Reads torch's tensors without Python; None in a torch without DLPack's exchange API, which takes longer.
 _reader = Reader.of(torch.Tensor)
 
 
