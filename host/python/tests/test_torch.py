@@ -189,7 +189,7 @@ def test_outputs_that_are_given_are_overwritten(bench):
     assert layer(given, rows, out.fill_(float("nan"))) == (rows, out)
     np.testing.assert_array_equal(as_bits(out), bits(bf16(problem.sums(0, "reduced"))))
     rows.expert_ids = None
-    with pytest.raises(ferry.TensorError, match="tensor expert_ids: .* given none"):
+    with pytest.raises(ferry.TensorError, match=r"tensor expert_ids: .* given none"):
         exchange.dispatch(*given, out=rows)
 
 
