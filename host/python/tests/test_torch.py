@@ -188,6 +188,15 @@ def test_outputs_that_are_given_are_overwritten(bench):
     given = tensors(of, problem, 0)
     assert layer(given, rows, out.fill_(float("nan"))) == (rows, out)
     np.testing.assert_array_equal(as_bits(out), bits(bf16(problem.sums(0, "reduced"))))
+
+    def doubled(given, rows, out):
+        exchange.dispatch(*given, out=rows)
+        return exchange.combine(rows.tokens * 2, 5, out=out)
+
+    wanted = doubled(given, rows, out).clone()
+    compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(given, rows, out.fill_(float("nan"))), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0)
     rows.expert_ids = None
     with pytest.raises(ferry.TensorError, match=r"tensor expert_ids: .* given none"):
         exchange.dispatch(*given, out=rows)
