@@ -265,7 +265,8 @@ def test_gradients_and_ended_communicators_are_refused(bench):
 def dense(layers, x):
     """The layer of all ranks' experts, in f64 except where the layer rounds to BF16."""
     weights = [
-        torch.cat([getattr(layer, name) for layer in layers]).double() for name in ("gates_and_ups", "downs")
+        torch.cat([getattr(layer.experts, name) for layer in layers]).double()
+        for name in ("gates_and_ups", "downs")
     ]
     ids, topk_weights = layers[0].route(x)
     result = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
@@ -287,8 +288,8 @@ def test_a_layer_of_experts(bench, is_compiled):
     for rank in of.ranks:
         layer = ferry_torch.MoE(ferry_torch.Exchange(rank), 32)
         layer.router.copy_(router)
-        layer.gates_and_ups.copy_(torch.randn(layer.gates_and_ups.shape) / 8)
-        layer.downs.copy_(torch.randn(layer.downs.shape) / 6)
+        layer.experts.gates_and_ups.copy_(torch.randn(layer.experts.gates_and_ups.shape) / 8)
+        layer.experts.downs.copy_(torch.randn(layer.experts.downs.shape) / 6)
         layers.append(layer)
     x = [torch.randn(5, 64).bfloat16().to(of.device) for _ in layers]
     run = [

@@ -19,7 +19,7 @@ from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
 from .tensors import _TORCH, refuse
 
-__all__ = ["Exchange", "MoE", "register"]
+__all__ = ["Exchange", "Experts", "MoE", "register"]
 
 #: Communicators by their handles, the numbers that operators take.
 _communicators: dict[int, weakref.ref[Communicator]] = {}
@@ -249,19 +249,19 @@ def _refuse_gradients(*tensors: Tensor | None) -> None:
                 raise ArgumentError("a tensor requires a gradient, and there is no backward pass")
 
 
-class MoE(nn.Module):
-    """A mixture-of-experts layer whose experts are divided between the ranks: router, dispatch, two grouped
+class Experts(nn.Module):
+    """This rank's experts of a layer whose experts are divided between the ranks: dispatch, two grouped
     matrix multiplications with SiLU between them, combine. BF16, without a backward pass.
 
-    ``router`` is ``[experts, hidden]``, the same on all ranks. ``gates_and_ups``, ``[local_experts, hidden,
-    2 * intermediate]``, and ``downs``, ``[local_experts, intermediate, hidden]``, are those of this rank's
-    experts, from ``plan.first_expert(rank)`` on.
+    ``gates_and_ups``, ``[local_experts, hidden, 2 * intermediate]``, and ``downs``, ``[local_experts,
+    intermediate, hidden]``, are those of the experts from ``plan.first_expert(rank)`` on.
     """
 
-    def __init__(self, exchange: Exchange, intermediate: int, *, renormalize: bool = True) -> None:
-        """Makes a layer with weights that are not set. ``renormalize`` lets a token's weights sum to 1.
+    def __init__(self, exchange: Exchange, gates_and_ups: Tensor, downs: Tensor) -> None:
+        """Makes the experts of these weights, which are not copied; they may be transposed views.
 
-        Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert.
+        Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert,
+        and :class:`ferry_ep.TensorError` for weights of another type, shape or device.
         """
         super().__init__()
         plan = exchange.communicator.plan
@@ -270,18 +270,64 @@ class MoE(nn.Module):
             raise ArgumentError(f"format is {config.format}, but this layer multiplies BF16")
         if config.receive != "by-expert":
             raise ArgumentError(f"receive is {config.receive}, but this layer multiplies rows by expert")
+        intermediate = downs.shape[1]
+        shapes = [config.hidden, 2 * intermediate], [intermediate, config.hidden]
+        for name, weight, shape in zip(
+            ("gates_and_ups", "downs"), (gates_and_ups, downs), shapes, strict=True
+        ):
+            wanted = f"{torch.bfloat16} {[plan.local_experts, *shape]} on {exchange._state.device}"
+            given = f"{weight.dtype} {list(weight.shape)} on {weight.device}"
+            if given != wanted:
+                raise refuse(name, wanted, given)
         self.exchange = exchange
-        self.top_k = config.top_k
+        self.gates_and_ups = nn.Parameter(gates_and_ups, requires_grad=False)
+        self.downs = nn.Parameter(downs, requires_grad=False)
+
+    def multiply(self, rows: Tensor, row_offsets: Tensor) -> Tensor:
+        """Returns the outputs of this rank's experts, bfloat16 ``[rows, hidden]``. Not collective."""
+        ends = row_offsets[1:]
+        gates, ups = _multiply(rows, self.gates_and_ups, ends).chunk(2, dim=-1)
+        inner = (nn.functional.silu(gates.float()) * ups.float()).to(torch.bfloat16)
+        return _multiply(inner, self.downs, ends)
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Returns the sums of the experts' outputs times their weights, bfloat16 ``[tokens, hidden]``.
+        Collective.
+
+        Arguments as in :meth:`Exchange.dispatch`; weights of any type become float32.
+        """
+        topk_ids, topk_weights = topk_ids.to(torch.int32), topk_weights.float().contiguous()
+        received = self.exchange.dispatch(x, topk_ids, topk_weights)
+        answers = self.multiply(received.tokens, received.row_offsets)
+        given = topk_weights if self.exchange.is_exact else None
+        return self.exchange.combine(answers, x.shape[0], given)
+
+
+class MoE(nn.Module):
+    """A mixture-of-experts layer whose experts are divided between the ranks: a router, and ``experts``
+    (:class:`Experts`). BF16, without a backward pass.
+
+    ``router`` is ``[experts, hidden]``, the same on all ranks.
+    """
+
+    def __init__(self, exchange: Exchange, intermediate: int, *, renormalize: bool = True) -> None:
+        """Makes a layer with weights that are not set. ``renormalize`` lets a token's weights sum to 1.
+
+        Errors are those of :class:`Experts`.
+        """
+        super().__init__()
+        plan = exchange.communicator.plan
+        experts, hidden = plan.local_experts, plan.config.hidden
+        self.top_k = plan.config.top_k
         self.renormalize = renormalize
-        experts, hidden = plan.local_experts, config.hidden
         options = {"dtype": torch.bfloat16, "device": exchange.device}
-
-        def weights(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, **options), requires_grad=False)
-
-        self.router = weights(config.experts, hidden)
-        self.gates_and_ups = weights(experts, hidden, 2 * intermediate)
-        self.downs = weights(experts, intermediate, hidden)
+        router = torch.empty(plan.config.experts, hidden, **options)
+        self.router = nn.Parameter(router, requires_grad=False)
+        self.experts = Experts(
+            exchange,
+            torch.empty(experts, hidden, 2 * intermediate, **options),
+            torch.empty(experts, intermediate, hidden, **options),
+        )
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the experts of each token, int32, and their weights, float32, both ``[tokens, top_k]``."""
@@ -291,23 +337,13 @@ class MoE(nn.Module):
             topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
         return topk_ids.to(torch.int32), topk_weights.contiguous()
 
-    def experts(self, rows: Tensor, row_offsets: Tensor) -> Tensor:
-        """Returns the outputs of this rank's experts, bfloat16 ``[rows, hidden]``. Not collective."""
-        ends = row_offsets[1:]
-        gates, ups = self._multiply(rows, self.gates_and_ups, ends).chunk(2, dim=-1)
-        inner = (nn.functional.silu(gates.float()) * ups.float()).to(torch.bfloat16)
-        return self._multiply(inner, self.downs, ends)
-
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output, bfloat16 ``[tokens, hidden]``, for ``x`` of that shape. Collective."""
-        topk_ids, topk_weights = self.route(x)
-        received = self.exchange.dispatch(x, topk_ids, topk_weights)
-        answers = self.experts(received.tokens, received.row_offsets)
-        given = topk_weights if self.exchange.is_exact else None
-        return self.exchange.combine(answers, x.shape[0], given)
+        return self.experts(x, *self.route(x))
 
-    @staticmethod
-    def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        if rows.is_cuda:
-            return torch._grouped_mm(rows, weights, offs=ends)
-        return torch.ops.ferry.grouped_mm(rows, weights, ends)
+
+def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiplies the rows of each group by its matrix."""
+    if rows.is_cuda:
+        return torch._grouped_mm(rows, weights, offs=ends)
+    return torch.ops.ferry.grouped_mm(rows, weights, ends)
