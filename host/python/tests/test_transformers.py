@@ -35,7 +35,7 @@ SIZES = {
 }
 KINDS = ["Mixtral", "Qwen3Moe"]
 NEW_TOKENS = 3
-#: Kind and seed of a model, and seeds of the ranks' prompts: those whose best logits, and whose routes, are so
+#: Kind and seed of a model, and seeds of the ranks' prompts: those whose best logits, and routes, are so
 #: far apart that an evaluation in BF16 chooses no others.
 SEEDS = [
     ("Mixtral", 1, (4, 104)),
@@ -61,10 +61,10 @@ def prompt_of(seed, rank):
     return torch.randint(0, SIZES["vocab_size"], (1, 4 - rank % 2))
 
 
-def divided(model, ranks, **options):
+def divided(model, ranks):
     """Returns a copy of the model for each rank, and their communicators."""
     group = ferry.Group.simulated(ranks, seed=3)
-    config = parallel.config_of(model, max_tokens_per_rank=32, **options)
+    config = parallel.config_of(model, max_tokens_per_rank=32, deadline=60.0)
     communicators = ferry.Communicators(group, ferry.Plan(group, config))
     models = [copy.deepcopy(model) for _ in range(ranks)]
     for one, communicator in zip(models, communicators, strict=True):
@@ -181,8 +181,8 @@ from ferry_ep.transformers import expert_parallel
 from test_transformers import batch_of, model_of
 rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 model = model_of("Qwen3Moe")
-group = ferry.Group.simulated_at(f"{folder}/ranks", rank, ranks)
-with group, expert_parallel(model, group, max_tokens_per_rank=32), torch.no_grad():
+group = ferry.Group.simulated_at(f"{folder}/ranks", rank, ranks, timeout=100)
+with group, expert_parallel(model, group, max_tokens_per_rank=32, deadline=60.0), torch.no_grad():
     torch.save(model(batch_of(rank)).logits, f"{folder}/{rank}.pt")
 """
 
