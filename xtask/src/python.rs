@@ -41,8 +41,8 @@ pub(crate) enum Task {
         #[arg(long)]
         no_test: bool,
     },
-    /// Test the wheel of the last package-python with torch and transformers, in a virtual environment outside
-    /// the checkout; skipped without one
+    /// Test the wheel of the last package-python with torch and transformers, in a virtual environment
+    /// outside the checkout; skipped without one
     TestPython {
         /// Run the tests with torch
         #[arg(long, required = true)]

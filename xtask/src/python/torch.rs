@@ -86,7 +86,7 @@ fn make_environment(shell: &Shell, at: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs packages. Shows what pip says only if it fails: it complains of each requirement that is left out.
+/// Installs packages. Shows what pip says only if it fails: it complains of requirements that are left out.
 fn install(shell: &Shell, python: &Path, packages: &[&str]) -> Result<()> {
     let quiet = ["--quiet", "--disable-pip-version-check", "--upgrade"];
     let output = cmd!(shell, "{python} -m pip install {quiet...}")

@@ -246,7 +246,9 @@ def _refuse_gradients(*tensors: Tensor | None) -> None:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                raise ArgumentError("a tensor requires a gradient, and there is no backward pass")
+                raise ArgumentError(
+                    "a tensor requires a gradient, but this has no backward pass: ferry_ep.autograd has one"
+                )
 
 
 class Experts(nn.Module):
