@@ -161,7 +161,7 @@ def _unknown(block: Any) -> str | None:
     return None
 
 
-def _sizes(name: str, block: Any) -> dict[str, int]:
+def _sizes(name: str, block: Any) -> dict[str, Any]:
     """Returns the sizes of a block, as fields of a configuration."""
     gates_and_ups, downs = block.experts.gate_up_proj, block.experts.down_proj
     for field, weight in (("gate_up_proj", gates_and_ups), ("down_proj", downs)):
