@@ -8,17 +8,21 @@ use xshell::{Shell, cmd};
 use super::{PACKAGE, environment, shell, wheel};
 use crate::places::Places;
 
-/// Packages that `import torch`, `torch.compile` and the tests need, and transformers, which does not require
-/// torch.
-const IMPORTED: [&str; 10] = [
+/// Packages that `import torch`, `torch.compile`, `import flashinfer.moe_ep` and the tests need, and
+/// transformers, which does not require torch.
+const IMPORTED: [&str; 14] = [
+    "apache-tvm-ffi",
     "filelock",
     "fsspec",
     "jinja2",
     "networkx",
     "numpy",
+    "nvidia-ml-py",
     "pytest",
+    "requests",
     "setuptools",
     "sympy",
+    "tqdm",
     "transformers",
     "typing-extensions",
 ];
@@ -72,17 +76,21 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
     .context("the tests with torch failed")
 }
 
-/// Makes an environment that has torch and transformers on a CPU, or completes it.
+/// Makes an environment that has torch, transformers and FlashInfer on a CPU, or completes it.
 fn make_environment(shell: &Shell, at: &Path) -> Result<()> {
     let python = environment(shell, at, &[])?.join("python");
-    println!("fetching torch, CUDA's libraries and transformers, which takes minutes");
+    println!("fetching torch, CUDA's libraries, transformers and FlashInfer, which takes minutes");
     install(shell, &python, &IMPORTED)?;
-    install(shell, &python, &["--no-deps", "torch"])?;
+    install(shell, &python, &["--no-deps", "torch", "flashinfer-python"])?;
     let linked = cmd!(shell, "{python} -c {LINKED}").quiet().read()?;
     install(shell, &python, &linked.lines().collect::<Vec<_>>())?;
-    let check = "import torch, transformers; print(torch.__version__, transformers.__version__)";
+    let check = "
+from importlib.metadata import version
+import flashinfer.moe_ep, torch, transformers
+print(', '.join(f'{name} {version(name)}' for name in ('torch', 'transformers', 'flashinfer-python')))
+";
     let versions = cmd!(shell, "{python} -c {check}").quiet().read()?;
-    println!("torch and transformers are {versions}");
+    println!("imported: {versions}");
     Ok(())
 }
 
