@@ -117,6 +117,55 @@ def test_a_single_call_that_would_wait_for_this_thread_raises(bench):
     assert time.monotonic() - begin < 5
 
 
+def test_a_thread_for_each_rank_and_step(bench):
+    of = bench(4)
+    x, ids, _ = of.problem(4).arguments
+
+    def step(number):
+        output = of.ranks[number].dispatch(x[number], ids[number])
+        of.ranks[number].combine(output.tokens)
+
+    # Ids of ended threads are used again, by threads of other ranks.
+    for _ in range(20):
+        in_threads(step, 4)
+
+
+def test_a_thread_drives_a_rank_once_it_made_a_call_of_a_round(bench):
+    of = bench(2, deadline=0.3)
+    x, ids, _ = of.problem(4).arguments
+    of.ranks[1].synchronize()
+    of.ranks[1].silu(np.zeros((1, 64), dtype=np.uint16), np.zeros(5, dtype=np.uint32))
+
+    def alone(number):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+    with pytest.raises(ferry.PeerTimeout):
+        in_threads(alone, 1)
+    # No thread is left that could drive rank 1, but rank 0 gave up, and says so.
+    with pytest.raises(ferry.PoisonedError):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+
+def test_a_rank_that_moves_to_another_thread(bench):
+    of = bench(2)
+    x, ids, _ = of.problem(4).arguments
+    rows = of.ranks.dispatch(x, ids)
+    of.ranks.combine([output.tokens for output in rows])
+    idle = threading.Event()
+    other = threading.Thread(target=idle.wait, daemon=True)
+    other.start()
+    text = r"this thread drives, too.*call its release_thread\(\) first"
+    with pytest.raises(ferry.ThreadError, match=text):
+        of.ranks[0].dispatch(x[0], ids[0])
+    idle.set()
+    other.join()
+    with pytest.raises(ferry.ThreadError, match="this thread drives, too"):
+        of.ranks[0].dispatch(x[0], ids[0])
+    of.ranks[1].release_thread()
+    with pytest.raises(ferry.ThreadError, match="there is no other thread"):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+
 def test_a_second_thread_is_refused_and_the_first_goes_on(bench):
     of = bench(2, deadline=5.0)
     x, ids, _ = of.problem(5).arguments

@@ -199,6 +199,7 @@ class Communicator(Rank):
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)
         self._native._combine_async(call.stream, given, output)
+        self._drive()
         self._open = call
         return out if weights is None else (out, weights)
 
@@ -229,7 +230,7 @@ class Communicator(Rank):
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
         output = call.outputs(out)
         call.require_device_memory()
-        self._sent(given)
+        self._tokens, self._wide_ids = given.tokens, given.wide_ids
         return PreparedDispatch(self._native, given, output)
 
     def prepare_combine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
@@ -24,6 +25,24 @@ __all__ = ["Rank"]
 
 #: Kinds of groups whose ranks have no GPU: CPU arrays are copied in and out.
 SIMULATED = ("simulated",)
+
+
+class _Thread:
+    """Identity of a thread, which ends with the thread; ``threading.get_ident()`` is used again."""
+
+
+_threads = threading.local()
+
+
+def _this_thread() -> _Thread:
+    if not hasattr(_threads, "own"):
+        _threads.own = _Thread()
+    found: _Thread = _threads.own
+    return found
+
+
+def _nobody() -> None:
+    return None
 
 
 class Rank:
@@ -60,8 +79,8 @@ class Rank:
         #: All ranks of this process, in the order of their numbers.
         self._peers = peers
         peers.append(weakref.ref(self))
-        #: Thread that made the last call; None before the first.
-        self._thread: int | None = None
+        #: Thread that made the last call of a round, if it lives; None before the first.
+        self._driver: Callable[[], _Thread | None] = _nobody
         #: Input faults that a call found while it waited.
         self._faults: list[Fault] = []
         #: Device memory for copies of CPU arrays, by argument.
@@ -187,7 +206,6 @@ class Rank:
         :class:`ferry_ep.PeerTimeout` and other :class:`ferry_ep.FaultError` if a kernel gave up, which it
         does at the latest when the deadline has passed; :class:`ferry_ep.PeerGaveUp` on a late rank.
         """
-        self._thread = threading.get_ident()
         call = Call(self, stream)
         if self._copies and self._native.round in ("idle", "dispatched"):
             call.copies = True
@@ -211,8 +229,11 @@ class Rank:
         self._native._assume_no_foreign_graphs()
 
     def release_thread(self) -> None:
-        """Says that another thread makes the calls from now on, for the check of waits in one thread."""
-        self._thread = None
+        """Says that another thread makes the calls from now on, for the check of waits in one thread.
+
+        Not needed after a thread has ended.
+        """
+        self._driver = _nobody
 
     def close(self) -> None:
         """Frees this rank's memory. Collective. Synchronizes. A second call does nothing.
@@ -277,6 +298,7 @@ class Rank:
 
     def _sent(self, given: _ferry.DispatchInput) -> None:
         """Notes a dispatch that was enqueued."""
+        self._drive()
         self._tokens, self._wide_ids = given.tokens, given.wide_ids
 
     def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
@@ -328,6 +350,10 @@ class Rank:
             raise refuse("x", f"memory of {self.device}", f"memory of {tensor.device}")
         return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self._stream_index))
 
+    def _drive(self) -> None:
+        """Notes that this thread makes a call of a round."""
+        self._driver = weakref.ref(_this_thread())
+
     def _note(self, fault: Fault | None) -> None:
         if fault is not None:
             self._faults.append(fault)
@@ -337,16 +363,24 @@ class Rank:
         if len(self._peers) == 1 or self.plan.config.skip_a2a:
             return
         own_sent, own_returned = self._native._counts()
-        thread, is_alone = threading.get_ident(), threading.active_count() == 1
+        thread, is_alone = _this_thread(), threading.active_count() == 1
         for reference in self._peers:
             peer = reference()
             if peer is None or peer is self or peer._native.closed:
                 continue
             peer_sent, peer_returned = peer._native._counts()
             has_come = peer_sent >= own_sent + sent and peer_returned >= own_returned + returned
-            is_here = peer._thread == thread or (peer._thread is None and is_alone)
-            if is_here and not has_come:
-                raise ThreadError(
-                    f"rank {self.rank} would wait for rank {peer.rank}, which this thread drives, too: use "
-                    "the calls of Communicators, which make a call on all ranks, or a thread for each rank"
-                )
+            driver = peer._driver()
+            if has_come or not (driver is thread or (driver is None and is_alone)):
+                continue
+            # A communicator that gave up says so, and waits for nobody.
+            self._note(self._native._check())
+            text = f"rank {self.rank} would wait for rank {peer.rank}, "
+            if driver is thread:
+                text += "which this thread drives, too"
+            else:
+                text += "which no thread drives, and there is no other thread"
+            text += ": use the calls of Communicators, which make a call on all ranks, or a thread for each rank"
+            if driver is thread:
+                text += f"; if another thread drives rank {peer.rank} now, call its release_thread() first"
+            raise ThreadError(text)

@@ -171,6 +171,7 @@ class Communicators(Sequence[Communicator]):
         calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
         _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
+            rank._drive()
             rank._open = call
         return results
 
