@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use ferry::Error;
 use ferry::error::{LocalRanksError, Problem};
+use ferry::simulator::SimulatorError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::fault::Fault;
+use crate::interrupt;
 
 /// Module of the exceptions.
 const MODULE: &str = "ferry_ep.errors";
@@ -97,6 +99,9 @@ fn with_text(error: Error, text: String) -> PyErr {
             fields.set_item("lost_rank", error.lost_rank())
         }),
         Error::LocalRanks(error) => of_local_ranks(error, text),
+        Error::Simulator(SimulatorError::Interrupted) => {
+            interrupt::take().unwrap_or_else(|| raise("SimulatorError", text))
+        }
         other => raise(class_of(&other), text),
     }
 }

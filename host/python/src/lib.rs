@@ -13,6 +13,7 @@ mod dlpack;
 mod errors;
 mod fault;
 mod group;
+mod interrupt;
 mod local_ranks;
 mod outputs;
 mod plan;

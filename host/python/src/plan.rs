@@ -50,7 +50,7 @@ impl Plan {
     #[new]
     fn new(group: &Group, config: &Bound<'_, PyAny>) -> PyResult<Self> {
         let checked = read(config)?;
-        let plan = ferry::Plan::new(group.open()?, checked).map_err(errors::from)?;
+        let plan = ferry::Plan::new(&group.open()?, checked).map_err(errors::from)?;
         let config = Kept(config.clone().unbind());
         Ok(Self { plan, config })
     }

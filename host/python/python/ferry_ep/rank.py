@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
@@ -246,6 +247,13 @@ class Rank:
         self._native._close()
         self._end()
 
+    def _leave(self) -> None:
+        """Closes it if that waits for no other process, else drops it."""
+        if len(self._peers) == self.plan.ranks:
+            with suppress(FerryError):
+                self.close()
+        self._native._drop()
+
     def _end(self) -> None:
         """Frees the device memory of a communicator that was closed."""
         self._staged.clear()
@@ -263,13 +271,11 @@ class Rank:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        # After an exception peers may never come, neither to end the round nor to close.
+        if kind is None:
             self.close()
-        except FerryError:
-            # The exception under way says more, and the round may never end.
-            if kind is None:
-                raise
-            self._native._drop()
+        else:
+            self._leave()
 
     def __repr__(self) -> str:
         if self._native.closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _ferry
@@ -225,14 +226,15 @@ class Communicators(Sequence[Communicator]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        if kind is None:
             self.close()
-        except FerryError:
-            # The exception under way says more, and the round may never end.
-            if kind is None:
-                raise
-            for rank in self:
-                rank._native._drop()
+            return
+        # After an exception peers may never come, neither to end the round nor to close.
+        if len(self) == self._ranks[0].plan.ranks:
+            with suppress(FerryError):
+                self.close()
+        for rank in self:
+            rank._native._drop()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
