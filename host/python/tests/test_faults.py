@@ -205,8 +205,11 @@ def test_waits_release_the_interpreter(bench):
     assert counted > 20
 
 
+IMPORTS = "import numpy as np, ferry_ep as ferry, threading, os, sys, time\n"
+
+
 def run(code: str, seconds: float) -> subprocess.CompletedProcess:
-    code = "import numpy as np, ferry_ep as ferry, threading, os, sys, time\n" + textwrap.dedent(code)
+    code = IMPORTS + textwrap.dedent(code)
     begin = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert time.monotonic() - begin < seconds, done
@@ -265,3 +268,58 @@ group.close()
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is a fork of it") == 4, done
     assert done.stderr == ""
+
+
+INTERRUPT = """
+import os, signal, tempfile
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try:
+    WAIT
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begin < 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "ranks[0].dispatch(x, ids)",
+        "ferry.Group.simulated_at(tempfile.mkdtemp() + '/s', 0, 2)",
+        "ferry.Group.simulated_at(tempfile.mkdtemp() + '/s', 1, 2)",
+        "ferry.Bootstrap.tcp('127.0.0.1:0', 0, 2)",
+    ],
+)
+def test_a_signal_ends_a_wait(wait):
+    # Another thread might drive rank 1.
+    code = OPEN.replace("deadline=2.0", "deadline=20.0") + INTERRUPT.replace("WAIT", wait)
+    code += """
+if ranks[0].round != "idle":
+    try:
+        ranks[0].close()
+    except ferry.OrderError:
+        print("open")
+    ranks[0]._native._drop()
+"""
+    done = run(code, 5)
+    assert done.stdout.startswith("interrupted True"), done
+    assert done.returncode == 0 and ("open" in done.stdout) == ("ranks" in wait), done
+
+
+def test_a_wait_for_another_process_goes_on_after_a_signal(tmp_path):
+    path = tmp_path / "s"
+    other = f"""
+group = ferry.Group.simulated_at({str(path)!r}, RANK, 2)
+plan = ferry.Plan(group, ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2, deadline=20.0))
+rank = ferry.Communicator(group, plan)
+x, ids = np.zeros((2, 64), dtype=np.uint16), np.array([[0, 3]] * 2, dtype=np.int32)
+"""
+    first = other.replace("RANK", "0") + "time.sleep(1)\nrank.dispatch(x, ids)\ntime.sleep(0.5)\n"
+    second = other.replace("RANK", "1") + INTERRUPT.replace("WAIT", "rank.dispatch(x, ids)")
+    second += "rank.synchronize()\nprint(rank.round, rank.check())\n"
+    started = [
+        subprocess.Popen([sys.executable, "-c", IMPORTS + code], stdout=-1, stderr=-1, text=True)
+        for code in (first, second)
+    ]
+    outs = [process.communicate(timeout=20) for process in started]
+    assert outs[1][0] == "interrupted True\ndispatched None\n", outs

@@ -386,7 +386,9 @@ class Rank:
                 text += "which this thread drives, too"
             else:
                 text += "which no thread drives, and there is no other thread"
-            text += ": use the calls of Communicators, which make a call on all ranks, or a thread for each rank"
+            text += (
+                ": use the calls of Communicators, which make a call on all ranks, or a thread for each rank"
+            )
             if driver is thread:
                 text += f"; if another thread drives rank {peer.rank} now, call its release_thread() first"
             raise ThreadError(text)
