@@ -54,10 +54,9 @@ pub(crate) fn from_any(error: impl Into<Error>) -> PyErr {
 /// Returns the exception of `error` with another text: that of an error around it.
 fn with_text(error: Error, text: String) -> PyErr {
     match error {
-        Error::Plan(plan) => build("PlanError", text, |fields| {
-            let problems: Vec<_> = plan.problems.iter().map(problem).collect();
-            fields.set_item("problems", problems)
-        }),
+        Error::Plan(error) => plan(error.problems.iter().map(problem).collect()),
+        // In words of Python.
+        Error::RoundOpen { .. } => raise("OrderError", text.replace("drop it,", "`del` it,")),
         Error::Tensor(given) => tensor_with(text, given.tensor, &given.wanted, &given.given),
         Error::TensorsOverlap { first, second } => tensor_with(
             text,
@@ -164,7 +163,24 @@ fn of_local_ranks(error: LocalRanksError, text: String) -> PyErr {
     }
 }
 
-fn problem(problem: &Problem) -> (&'static str, String, String) {
+/// Field, value and rule.
+pub(crate) type Broken = (&'static str, String, String);
+
+/// Returns a `PlanError` of these problems.
+pub(crate) fn plan(problems: Vec<Broken>) -> PyErr {
+    let lines = problems
+        .iter()
+        .map(|(field, value, rule)| format!("\n  {field} is {value}, but {rule}"));
+    let text = format!(
+        "the configuration does not work:{}",
+        String::from_iter(lines)
+    );
+    build("PlanError", text, |fields| {
+        fields.set_item("problems", problems)
+    })
+}
+
+pub(crate) fn problem(problem: &Problem) -> Broken {
     (problem.field, problem.value.clone(), problem.rule.clone())
 }
 
