@@ -173,7 +173,7 @@ def test_a_rank_that_does_not_come(path):
 
 def test_a_file_is_never_replaced(path):
     path.write_text("data")
-    with pytest.raises(ferry.SimulatorError, match=f"cannot listen at {path}: .*no socket"):
+    with pytest.raises(ferry.SimulatorError, match=rf"cannot listen at {path}: .*no socket"):
         ferry.Group.simulated_at(path, 0, 1)
     assert path.read_text() == "data"
     path.unlink()
@@ -226,7 +226,7 @@ def test_rank_0_hears_why_a_rank_did_not_come(path):
 
     other = threading.Thread(target=sent_away)
     other.start()
-    with pytest.raises(ferry.SimulatorError, match="rank 1 did not come .*rank 1 expects 4 ranks"):
+    with pytest.raises(ferry.SimulatorError, match=r"rank 1 did not come .*rank 1 expects 4 ranks"):
         ferry.Group.simulated_at(path, 0, 2, timeout=1)
     other.join()
 

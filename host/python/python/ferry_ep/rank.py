@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
@@ -15,7 +16,7 @@ from .calls import Answers, Call
 from .errors import ArgumentError, FerryError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
-from .tensors import allocate, refuse
+from .tensors import allocate, element, refuse
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -182,7 +183,7 @@ class Rank:
         ``tokens`` is by default ``max_tokens_per_rank``; ``like`` as in :meth:`outputs`; ``data_type`` is
         ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
         """
-        config = self.plan.config
+        config, data_type = self.plan.config, element(data_type)
         shape = [config.max_tokens_per_rank if tokens is None else tokens, config.hidden]
         if like is None:
             return self.empty(tuple(shape), data_type)
@@ -192,9 +193,14 @@ class Rank:
         """Allocates memory of this rank's device, not cleared, which lives until :meth:`close`. Synchronizes.
 
         ``data_type`` is ``"bf16"``, ``"f16"``, ``"f32"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"e4m3"``,
-        ``"e8m0"``, ``"e2m1"`` or ``"u8"``.
+        ``"e8m0"``, ``"e2m1"`` or ``"u8"``, or a name or ``dtype`` of these in NumPy or torch. Raises
+        :class:`ferry_ep.ArgumentError` for others.
         """
-        array = DeviceArray(self, data_type, tuple(shape))
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if not all(isinstance(size, SupportsIndex) and operator.index(size) >= 0 for size in sizes):
+            raise ArgumentError(f"shape is {shape!r}, but its sizes are whole numbers of at least 0")
+        name = "u8" if data_type == "u8" else element(data_type)
+        array = DeviceArray(self, name, tuple(operator.index(size) for size in sizes))
         self._arrays.append(array)
         return array
 
@@ -313,7 +319,7 @@ class Rank:
 
     def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
         """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
-        config = self.plan.config
+        config, data_type = self.plan.config, element(data_type)
 
         def made(shape: list[int], data_type: str) -> Any:
             if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 
@@ -244,6 +244,11 @@ class Communicators(Sequence[Communicator]):
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """Returns a value for each rank."""
+        if hasattr(given, "shape") or (given is not None and not isinstance(given, Iterable)):
+            raise ArgumentError(
+                f"{name} is one {type(given).__name__}, but the call is for {len(self)} ranks: give a "
+                "sequence with one value for each rank"
+            )
         values = [None] * len(self) if given is None else list(given)
         if len(values) != len(self):
             raise ArgumentError(
