@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import inspect
+import pydoc
+import re
 import runpy
 import subprocess
 import sys
@@ -69,6 +72,17 @@ def test_everything_public_says_what_it_is():
             for method, value in vars(public).items():
                 if not method.startswith("_") and callable(value):
                     assert value.__doc__, f"{name}.{method}"
+
+
+def test_help_shows_fields():
+    for public, names in (
+        (ferry.Config, [field.name for field in dataclasses.fields(ferry.Config)]),
+        (ferry.DispatchOutput, [field.name for field in dataclasses.fields(ferry.DispatchOutput)]),
+    ):
+        text = pydoc.render_doc(public, renderer=pydoc.plaintext)
+        for name in names:
+            assert re.search(rf"\b{name}: .*\n.* {{5}}\S", text), name
+    assert "Longest wait of a kernel in seconds" in pydoc.render_doc(ferry.Config)
 
 
 def test_docstrings_of_the_native_module_are_those_of_its_stub():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from .errors import ArgumentError
+from .fields import with_fields
 from .memory import _Memory
 
 __all__ = ["DispatchOutput", "SiluOutput", "TensorLayout"]
@@ -26,6 +27,7 @@ class TensorLayout(NamedTuple):
     """Alignment of the address that is needed, in bytes."""
 
 
+@with_fields
 @dataclass(eq=False, kw_only=True)
 class DispatchOutput:
     """The tensors that a dispatch writes, of one rank. :meth:`ferry_ep.Communicator.outputs` makes them.
@@ -106,6 +108,7 @@ class DispatchOutput:
 TENSORS = tuple(field.name for field in fields(DispatchOutput) if field.name not in ("rows", "scale_blocks"))
 
 
+@with_fields
 @dataclass(eq=False)
 class SiluOutput:
     """The tensors that a fused SiLU writes."""
