@@ -87,8 +87,9 @@ pub enum Conversion {
     /// `a / b` by [`Divisor`](ferry_layout::fp8::Divisor).
     Quotient,
     /// One over `a`, which is at least 1 and finite.
-    /// procal, Multiplier of NVFP4 for a scale, whose code is the lowest byte of `a`, and the inverse `b` of
-    /// a global scale.
+    Reciprocal,
+    /// Multiplier of NVFP4 for a scale, whose code is the lowest byte of `a`, and the inverse `b` of a global
+    /// scale.
     Multiplier,
     /// [`Activation::apply`] for gate `a` and up `b`.
     Silu,

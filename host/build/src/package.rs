@@ -71,9 +71,9 @@ impl FromStr for Variant {
 pub enum Package {
     /// `ferry-kernels`, with NVSHMEM: kernels embedded in a host library that has the feature `nvshmem`.
     Kernels,
-    /// `ferry-options`: with NVSHMEM: kernels for launches with options, likewise.
+    /// `ferry-options`, with NVSHMEM: kernels for launches with options, likewise.
     Options,
-    /// `ferry-rows`: with NVSHMEM: kernels for rows that stay as they came, likewise.
+    /// `ferry-rows`, with NVSHMEM: kernels for rows that stay as they came, likewise.
     Rows,
     /// [`Kernels`](Self::Kernels) for one node, without NVSHMEM.
     NodeKernels,

@@ -123,8 +123,8 @@ impl Plan {
         ))
     }
 
-    /// Returns the range ``(start, end)``, ``end`` excluded, of the ``tokens`` tokens that the shared expert
-    /// gets on ``rank``; it is empty without a shared expert.
+    /// Returns the range ``(start, end)``, ``end`` excluded, of those of ``tokens`` tokens that the
+    /// shared expert gets on ``rank``; it is empty without a shared expert.
     fn shared_tokens(&self, rank: u32, tokens: usize) -> (usize, usize) {
         let range = self.plan.shared_tokens(Rank(rank), tokens);
         (range.start, range.end)

@@ -128,7 +128,7 @@ def test_words_and_sizes_are_refused_together():
 def test_multiprocessors_of_later_calls():
     group = ferry.Group.simulated(2)
     config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2, receive="view", max_sms=4)
-    with ferry.Communicator(group, ferry.Plan(group, config)) as ranks:
+    with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
         ranks[0].limit_sms(3)
         assert [rank.max_sms for rank in ranks] == [3, 4]
         for refused in (0, 5):
@@ -137,9 +137,10 @@ def test_multiprocessors_of_later_calls():
         ranks[0].limit_sms(None)
         assert ranks[0].max_sms == 4
     config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2)
-    with ferry.Communicator(group, ferry.Plan(group, config)) as ranks:
+    with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
+        ranks[0].limit_sms(None)
         with pytest.raises(ferry.ArgumentError, match="receive is by-expert"):
-            ranks[0].limit_sms(None)
+            ranks[0].limit_sms(1)
 
 
 def test_calls_out_of_order(of):

@@ -284,8 +284,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MaxSms`]: 0, more than at first, or a plan whose rows go by expert: all launches of its
-    /// communicators have one number of blocks.
+    /// [`Error::MaxSms`]: 0, more than at first, or any number with a plan whose rows go by expert: all
+    /// launches of its communicators have one number of blocks.
     pub fn limit_sms(&mut self, max_sms: Option<u32>) -> Result<(), Error> {
         let refused = |rule: &str| {
             let value = max_sms.map_or("None".to_owned(), |sms| sms.to_string());
@@ -294,8 +294,8 @@ impl Communicator {
         };
         let receive = self.plan.config().receive;
         match (max_sms, self.most_sms) {
-            _ if !receive.keeps_rows() => refused(&format!(
-                "receive is {receive}, which takes the same number in every call"
+            (Some(_), _) if !receive.keeps_rows() => refused(&format!(
+                "by expert (receive is {receive}) all calls take the number of Config::max_sms"
             )),
             (Some(0), _) => refused("a kernel takes at least 1"),
             (Some(sms), Some(most)) if sms > most => {

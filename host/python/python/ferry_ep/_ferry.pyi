@@ -296,8 +296,9 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Bytes of each rank's workspace, in device memory of the library."""
     def shared_tokens(self, rank: int, tokens: int) -> tuple[int, int]:
-        """Returns the range ``(start, end)``, ``end`` excluded, of the ``tokens`` tokens that the shared expert
-        gets on ``rank``; empty without a shared expert."""
+        """Returns the range ``(start, end)``, ``end`` excluded, of those of ``tokens`` tokens that the
+        shared expert gets on ``rank``; it is empty without a shared expert.
+        """
     def _capacity(self, capacity: int | str) -> tuple[int, int]: ...
     def output_layout(self, capacity: int | str | None = None, *, id_type: str = "i32") -> list[TensorLayout]:
         """Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's

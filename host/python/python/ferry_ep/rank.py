@@ -128,8 +128,8 @@ class Rank:
         choose its own, and so may each half of a split call; launches in a captured graph keep theirs. Not
         collective; does not synchronize.
 
-        Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and if the plan's ``receive`` is
-        ``"by-expert"``.
+        Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and for any number if the plan's
+        ``receive`` is ``"by-expert"``.
         """
         self._native.limit_sms(max_sms)
 

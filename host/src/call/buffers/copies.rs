@@ -236,7 +236,9 @@ impl CombineBuffers {
     /// Fewer are not detected, and combine then sums undefined rows. It reads no row that pads a group or has
     /// no token, so these may hold anything. The first call allocates memory for the capacity of `output`,
     /// and later ones copy to the same address, unless the capacity grows; [`free`](Self::free) frees it. No
-    /// kernel may still read the copies of an earlier call. Not collective; synchronizes.
+    /// kernel may still read the copies of an earlier call. The other fields of the input are `None`: with
+    /// [`Config::combine_weights`](crate::Config::combine_weights) set `received_weights`. Not collective;
+    /// synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.
