@@ -18,6 +18,7 @@ import ferry_ep as ferry
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+README = Path(__file__).parent.parent.parent.parent / "README.md"
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "python.md"
 
 
@@ -48,6 +49,14 @@ def test_the_guide(tmp_path, monkeypatch):
         exec(compile(block, str(GUIDE), "exec"), names)
         ran += 1
     assert ran >= 3
+
+
+def test_the_readme():
+    """README's block of Python runs as it stands."""
+    (block,) = [part.split("```")[0] for part in README.read_text().split("```python\n")[1:]]
+    names: dict = {}
+    exec(compile(block, str(README), "exec"), names)
+    assert [ferry.from_bf16(of).tolist() for of in names["sums"]] == [[[2.0] * 64]] * 2
 
 
 @pytest.mark.parametrize(
