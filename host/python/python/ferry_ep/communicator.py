@@ -130,7 +130,8 @@ class Communicator(Rank):
 
         ``expert_rows``: BF16 ``[rows, hidden]``, 16-byte aligned, in the order of the dispatch's ``tokens``
         and with the same number of rows; by expert without the router's weights, which are applied here:
-        those of the dispatch, in exact mode ``topk_weights``. ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
+        those of the dispatch, in exact mode ``topk_weights``.
+        ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
         ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``).
         Steps on the sums, in this order (``Config.options``): ``row_scales`` f32 ``[tokens]``, ``bias`` and
         ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.

@@ -1,9 +1,10 @@
-"""Docstrings of a dataclass's fields, which Python drops, in the docstring of the class, which ``help`` shows."""
+"""Docstrings of fields, which Python drops, in the docstring of their class, which ``help`` shows."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import textwrap
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ def with_fields(cls: Class) -> Class:
         return cls
     lines = [inspect.cleandoc(cls.__doc__ or ""), "", "Fields:"]
     body = found.body if isinstance(found, ast.ClassDef) else []
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in itertools.pairwise(body):
         if not isinstance(field, ast.AnnAssign) or not isinstance(text, ast.Expr):
             continue
         lines += ["", ast.unparse(field)]
