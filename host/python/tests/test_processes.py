@@ -217,6 +217,30 @@ def test_processes_of_another_job_are_sent_away(path):
     assert [group.local_ranks for group in groups] == [[0], [1]]
 
 
+def test_two_jobs_at_a_path_are_not_mixed(path):
+    texts: list = []
+
+    def join(rank):
+        with pytest.raises(ferry.SimulatorError) as raised:
+            ferry.Group.simulated_at(path, rank, 3, timeout=10)
+        texts.append(str(raised.value))
+
+    # Rank 0 of one job, then a rank of the other one, and its rank 0: it may take part in neither.
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+        while not path.exists():
+            time.sleep(0.01)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    with pytest.raises(ferry.SimulatorError, match="in use by another job"):
+        ferry.Group.simulated_at(path, 0, 3, timeout=10)
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 2 and not path.exists()
+    assert len(texts) == 2 and all("another rank 0 came" in text for text in texts), texts
+
+
 def test_rank_0_hears_why_a_rank_did_not_come(path):
     def sent_away():
         while not path.exists():
@@ -291,12 +315,10 @@ def test_strangers_are_sent_away_and_the_ranks_go_on(path):
     assert hello(path, bytes(3), length=2**40) != b"\0" * 16
     assert b"expects 7 ranks" in hello(path, b"\1\7\0")
     assert b"does not exist" in hello(path, b"\2\2\0")
-    assert b"rank 0 has come already" in hello(path, b"\0\2\0")
+    assert b"does not exist" in hello(path, b"\0\2\xff")
     # One that says nothing.
     silent = socket.socket(socket.AF_UNIX)
     silent.connect(str(path))
-    with pytest.raises(ferry.SimulatorError, match="in use"):
-        ferry.Group.simulated_at(path, 0, 2, timeout=1)
     join(1)
     first.join()
     # One thread after the other: a group of processes closes when all have come.

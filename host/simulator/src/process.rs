@@ -5,6 +5,7 @@ use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, process, thread};
@@ -13,7 +14,7 @@ use crate::args::Args;
 use crate::error::SimulatorError;
 use crate::options::Options;
 use crate::remote::{
-    MOST_BYTES, MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, operation,
+    MOST_BYTES, MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, hello, operation,
     receive, refused, send, word,
 };
 use crate::simulator::Simulator;
@@ -27,6 +28,8 @@ struct Host {
     key: Vec<u8>,
     /// Reason why the last process was sent away.
     sent_away: Mutex<Option<String>>,
+    /// Whether another rank 0 came before all had, of which ranks may be here instead of this one's.
+    has_rival: AtomicBool,
     /// Longest wait for a rank that does not come.
     timeout: Duration,
     ranks: Mutex<Vec<Rank>>,
@@ -95,12 +98,13 @@ impl Drop for Socket<'_> {
 
 /// Makes the socket and the machine, and serves until all connections have ended.
 fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket<'_>, SimulatorError> {
-    let (listener, socket) = listen(path)
+    let (listener, socket) = listen(path, &options)
         .map_err(|reason| refused(format!("cannot listen at {}: {reason}", path.display())))?;
     let host = Arc::new(Host {
         ranks: Mutex::new(vec![Rank::default(); options.ranks as usize]),
         key: options.key.clone(),
         sent_away: Mutex::default(),
+        has_rival: AtomicBool::new(false),
         simulator: Simulator::start(options)?,
         timeout,
         changed: Condvar::new(),
@@ -121,7 +125,7 @@ fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket<'_>,
 
 /// Listens at `path`, for this user alone from the first moment on. Only a socket at which nobody listens is
 /// replaced. An error is its reason.
-fn listen(path: &Path) -> Result<(UnixListener, Socket<'_>), String> {
+fn listen<'a>(path: &'a Path, options: &Options) -> Result<(UnixListener, Socket<'a>), String> {
     let text = |error: Error| error.to_string();
     let in_use = "it is in use by another job; give each a path of its own";
     match fs::symlink_metadata(path) {
@@ -132,7 +136,16 @@ fn listen(path: &Path) -> Result<(UnixListener, Socket<'_>), String> {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(text)?;
             }
-            _ => return Err(in_use.into()),
+            Ok(mut other) => {
+                // Without an answer it has ended, or goes on without this job's ranks.
+                let _ = send(
+                    &mut other,
+                    &[operation::HELLO, VERSION],
+                    &hello(0, options, 0),
+                );
+                return Err(in_use.into());
+            }
+            Err(_) => return Err(in_use.into()),
         },
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error.to_string()),
@@ -190,7 +203,9 @@ impl Host {
             Err(error) => {
                 let reason = error.to_string();
                 let _ = send(&mut stream, &[1], reason.as_bytes());
-                *self.sent_away() = Some(reason);
+                if error.kind() == ErrorKind::InvalidData {
+                    *self.sent_away() = Some(reason);
+                }
                 return;
             }
         };
@@ -229,6 +244,10 @@ impl Host {
             return refused(format!(
                 "rank {rank} expects {ranks} ranks, and rank 0 {ours}"
             ));
+        }
+        if *rank == 0 && *lane < 2 && all[0].lanes >> lane & 1 != 0 {
+            self.has_rival.store(true, Ordering::Relaxed);
+            self.changed.notify_all();
         }
         match all.get_mut(usize::from(*rank)) {
             Some(of) if *lane < 2 && of.lanes >> lane & 1 == 0 => of.lanes |= 1 << lane,
@@ -292,6 +311,13 @@ impl Host {
         loop {
             if let Some(result) = ranks[rank].result.take() {
                 return Ok(result?.into_iter().flat_map(u64::to_le_bytes).collect());
+            }
+            if self.has_rival.load(Ordering::Relaxed) {
+                return Err(refused(
+                    "another rank 0 came to the path of this job before all ranks had: give each job a path \
+                     or a key of its own"
+                        .into(),
+                ));
             }
             let lost = ranks
                 .iter()

@@ -80,7 +80,7 @@ impl Remote {
                 owed: 0,
                 interrupted: options.interrupted,
             };
-            let hello = [&[rank as u8, options.ranks as u8, lane], &options.key[..]].concat();
+            let hello = hello(rank, options, lane);
             lane_of.ask(operation::HELLO, VERSION, &hello)?;
             Ok(Mutex::new(lane_of))
         };
@@ -110,6 +110,11 @@ impl Remote {
         let answer = self.ask(operation, value, &[])?;
         Ok(answer.chunks(8).map(word).collect())
     }
+}
+
+/// Payload of a hello.
+pub(crate) fn hello(rank: u32, options: &Options, lane: u8) -> Vec<u8> {
+    [&[rank as u8, options.ranks as u8, lane], &options.key[..]].concat()
 }
 
 /// Connects to the socket at `path`, which rank 0 may yet have to make.

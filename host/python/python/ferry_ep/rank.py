@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from . import _ferry
 from ._ferry import Fault, Group, Plan
 from .calls import Answers, Call
-from .errors import ArgumentError, FerryError, ThreadError
+from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
 from .tensors import allocate, element, refuse
@@ -255,8 +255,14 @@ class Rank:
 
     def _leave(self) -> None:
         """Closes it if that waits for no other process, else drops it."""
-        if len(self._peers) == self.plan.ranks:
-            with suppress(FerryError):
+        waits = len(self._peers) < self.plan.ranks
+        with suppress(FerryError):
+            try:
+                self._native._check()
+            except (FaultError, PoisonedError):
+                # A communicator that gave up waits for nobody.
+                waits = False
+            if not waits:
                 self.close()
         self._native._drop()
 

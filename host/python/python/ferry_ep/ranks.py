@@ -234,7 +234,7 @@ class Communicators(Sequence[Communicator]):
             with suppress(FerryError):
                 self.close()
         for rank in self:
-            rank._native._drop()
+            rank._leave()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
