@@ -51,8 +51,9 @@ struct Rank {
 impl Simulator {
     /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
     /// talk to it over a Unix socket at `path`, which other users cannot open. Collective. This and every
-    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone. The socket's file is
-    /// gone when this returns on rank 0; a file there that is no socket is an error, and stays.
+    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone. The socket's file
+    /// is gone when this returns on rank 0; a file there that is no socket is an error, and stays. If another
+    /// rank 0 comes to the path before all ranks have, and has the same key, it fails on all of them.
     ///
     /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
     /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.

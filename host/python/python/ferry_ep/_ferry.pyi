@@ -199,7 +199,7 @@ class Group:
         ``key``, bytes or text, names the job: a process with another one is sent away, and all others go on.
         Without keys, give each job a path of its own, as processes cannot tell whose rank 0 they found.
         Rank 0 replaces no file but a socket at which nobody listens, fails if another rank 0 listens
-        there, and removes the socket before this returns.
+        there, and so do both jobs then, and removes the socket before this returns.
 
         A process that ends is a lost rank. If rank 0's ends, calls of the others raise
         :class:`ferry_ep.SimulatorError` at once.
