@@ -228,7 +228,10 @@ def test_bits_and_numbers_are_told_apart(bench):
     assert ferry.to_bf16([1, 2.0]).tolist() == [16256, 16384] and ferry.to_bf16(True) == 16256
     array = bench(1).ranks[0].empty((2,), "bf16")
     array.copy_from(bits)
-    assert ferry.from_bf16(array).tolist() == [1.0, 1.0]
+    assert ferry.from_bf16(array.numpy()).tolist() == [1.0, 1.0]
+    for use in (ferry.to_bf16, ferry.from_bf16):
+        with pytest.raises(ferry.TensorError, match=r"\.numpy\(\) copies it, given a DeviceArray"):
+            use(array)
 
 
 def test_weights_and_modes(of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
+from .errors import TensorError
 from .tensors import refuse
 
 if TYPE_CHECKING:
@@ -58,17 +59,17 @@ def from_bf16(bits: Any) -> Any:
 
 
 def _array(name: str, given: Any, wanted: str) -> Any:
-    """Returns an array of NumPy of a CPU array, or of a copy of device memory."""
+    """Returns an array of NumPy of a CPU array."""
     import numpy
 
     try:
         array = None if given is None else numpy.asarray(given)
+    except TensorError:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise refuse(name, f"an array of {wanted}", f"{type(given).__name__}: {error}") from None
     if array is None or array.dtype == object:
-        raise refuse(
-            name, f"an array of {wanted}", f"{type(given).__name__}; copy other memory with .numpy()"
-        )
+        raise refuse(name, f"an array of {wanted}", f"{type(given).__name__}")
     return array
 
 

@@ -71,11 +71,9 @@ class _Memory:
         return numpy.ndarray(shape, data_type, copy.data, strides=self._bytes_strides()).copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Returns :meth:`numpy`, for ``numpy.asarray``: always a copy."""
-        if copy is False:
-            raise ValueError("memory of a device is copied: leave out copy=False")
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype)
+        """Raises :class:`ferry_ep.TensorError`: the work that writes it may not have ended."""
+        given = f"a {type(self).__name__}, memory of a device"
+        raise refuse("array", "a NumPy array: after synchronize(), .numpy() copies it", given)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns type and number of its device, a GPU. Raises :class:`BufferError` in a simulated group."""
