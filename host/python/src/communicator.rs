@@ -1,9 +1,9 @@
 //! Communicators.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use ferry::{Device, DevicePtr, Rank, Round, Stream, Tensor};
+use ferry::{Capacity, DataType, Device, DevicePtr, Rank, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -11,6 +11,7 @@ use crate::errors;
 use crate::fault::Fault;
 use crate::group::{Group, device_name};
 use crate::interrupt;
+use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
 
@@ -25,6 +26,9 @@ pub(crate) struct Communicator {
     /// Kind and number of its device: "simulated", "cuda:1".
     #[pyo3(get)]
     device: String,
+    /// Its number among CUDA devices; -1 for others.
+    pub(crate) ordinal: i32,
+    pub(crate) outputs: Outputs,
 }
 
 struct Inner {
@@ -34,6 +38,9 @@ struct Inner {
     /// Numbers of dispatches and combines that were enqueued, whole or by their first half.
     sent: AtomicU64,
     returned: AtomicU64,
+    /// Tokens of the last dispatch, and whether its ids were i64.
+    tokens: AtomicUsize,
+    wide_ids: AtomicBool,
     /// Whether the slot is empty, for those who do not wait for its lock.
     closed: AtomicBool,
 }
@@ -46,18 +53,27 @@ impl Communicator {
         let (group, checked) = (group.open()?, plan.get().plan);
         let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
+        let layout = checked.output_layout(Capacity::max(&checked));
+        let outputs = layout.and_then(|of| of.try_map(|of| Ok((of.name, of.data_type))));
+        let outputs = outputs.map_err(errors::from)?;
         let one = |communicator: ferry::Communicator| {
             let rank = communicator.rank();
             let device = communicator.device().clone();
+            let name = device_name(&group, rank);
+            let number = name.strip_prefix("cuda:").map(str::parse);
             Self {
                 rank: rank.0,
                 plan: plan.clone_ref(py),
-                device: device_name(&group, rank),
+                device: name,
+                ordinal: number.and_then(Result::ok).unwrap_or(-1),
+                outputs,
                 inner: Own::new(Inner {
                     slot: Mutex::new(Some(communicator)),
                     device,
                     sent: AtomicU64::new(0),
                     returned: AtomicU64::new(0),
+                    tokens: AtomicUsize::new(0),
+                    wide_ids: AtomicBool::new(false),
                     closed: AtomicBool::new(false),
                 }),
             }
@@ -105,7 +121,7 @@ impl Communicator {
         self.call(py, |communicator| {
             communicator.dispatch(stream, input, output)
         })?;
-        self.has_sent()
+        self.has_sent(input)
     }
 
     fn _dispatch_async(&self, py: Python<'_>, stream: u64, input: &DispatchInput) -> PyResult<()> {
@@ -113,7 +129,7 @@ impl Communicator {
         self.call(py, |communicator| {
             communicator.dispatch_async(stream, input)
         })?;
-        self.has_sent()
+        self.has_sent(input)
     }
 
     fn _dispatch_wait(&self, py: Python<'_>, stream: u64, output: &DispatchOutput) -> PyResult<()> {
@@ -171,6 +187,13 @@ impl Communicator {
         let inner = self.inner.get("communicator")?;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Ok((of(&inner.sent), of(&inner.returned)))
+    }
+
+    /// Tokens of the last dispatch, and whether its ids were i64.
+    fn _last(&self) -> PyResult<(usize, bool)> {
+        let inner = self.inner.get("communicator")?;
+        let wide_ids = inner.wide_ids.load(Ordering::Relaxed);
+        Ok((inner.tokens.load(Ordering::Relaxed), wide_ids))
     }
 
     fn _synchronize(&self, py: Python<'_>, stream: u64) -> PyResult<Option<Fault>> {
@@ -319,9 +342,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Counts a dispatch.
-    pub(crate) fn has_sent(&self) -> PyResult<()> {
+    /// Notes a dispatch.
+    pub(crate) fn has_sent(&self, input: &ferry::DispatchInput) -> PyResult<()> {
         let inner = self.inner.get("communicator")?;
+        let wide_ids = input.topk_ids.data_type == DataType::I64;
+        inner.tokens.store(input.x.dims[0], Ordering::Relaxed);
+        inner.wide_ids.store(wide_ids, Ordering::Relaxed);
         inner.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

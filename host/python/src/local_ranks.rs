@@ -57,7 +57,8 @@ pub(crate) fn dispatch_all(
     call(py, &ranks, &streams, |ranks, streams| {
         ferry::Communicator::dispatch_all(ranks, streams, &inputs, &outputs)
     })?;
-    ranks.iter().try_for_each(|rank| rank.has_sent())
+    let mut all = ranks.iter().zip(&inputs);
+    all.try_for_each(|(rank, input)| rank.has_sent(input))
 }
 
 #[pyfunction]
@@ -71,7 +72,8 @@ pub(crate) fn dispatch_async_all(
     call(py, &ranks, &streams, |ranks, streams| {
         ferry::Communicator::dispatch_async_all(ranks, streams, &inputs)
     })?;
-    ranks.iter().try_for_each(|rank| rank.has_sent())
+    let mut all = ranks.iter().zip(&inputs);
+    all.try_for_each(|(rank, input)| rank.has_sent(input))
 }
 
 #[pyfunction]

@@ -52,7 +52,7 @@ impl PreparedDispatch {
         communicator.call(py, |communicator| {
             communicator.dispatch(stream, &input, output)
         })?;
-        communicator.has_sent()
+        communicator.has_sent(&input)
     }
 }
 

@@ -156,6 +156,6 @@ def test_what_is_not_there_is_named_before_anything_is_sent():
             comm.combine(torch.zeros(RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16))
         with pytest.raises(ferry.ArgumentError, match="4 dimensions"):
             comm.combine(torch.zeros(1, 1, 1, HIDDEN, dtype=torch.bfloat16))
-        assert comm.communicator.round == "idle"
+        assert comm.exchange.communicator.round == "idle"
 
     in_threads(run, RANKS)

@@ -160,6 +160,9 @@ def test_skip_a2a_needs_no_other_rank(bench):
         output = rank.dispatch(x[0], ids[0], weights[0])
         parts.append(values(rank.combine(of.answers(rank.rank, output))))
     np.testing.assert_array_equal(parts[0] + parts[1], problem.sums(0, "reduced"))
+    exact = bench(2, skip_a2a=True, combine="exact")
+    output = exact.ranks[0].dispatch(x[0], ids[0])
+    assert exact.ranks[0].combine(output.tokens).shape == (5, 2, 64)
 
 
 def test_outputs_serve_many_rounds_and_keep_what_is_not_written(bench):

@@ -19,6 +19,7 @@ __all__ = [
     "Plan",
     "PreparedCombine",
     "PreparedDispatch",
+    "Reader",
     "Tensor",
     "__version__",
     "close_all",
@@ -322,8 +323,6 @@ class DispatchInput:
         tokens_on_device: Tensor | None = None,
     ) -> DispatchInput: ...
     @property
-    def tokens(self) -> int: ...
-    @property
     def wide_ids(self) -> bool: ...
 
 @final
@@ -377,6 +376,13 @@ class PreparedCombine:
         """Enqueues it. An address of 0 is the prepared one. Errors are those of a combine."""
 
 @final
+class Reader:
+    """Reads tensors of a class, and the current stream of its library, without a Python call."""
+
+    @staticmethod
+    def of(class_: type) -> Reader | None: ...
+
+@final
 class Communicator:
     @property
     def rank(self) -> int: ...
@@ -415,29 +421,20 @@ class Communicator:
         max_sms: int | None = None,
     ) -> None: ...
     def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
-    def _dispatch_at(
+    def _dispatch_tensors(
         self,
-        stream: int,
-        tokens: int,
-        x: int,
-        x_stride: int,
-        topk_ids: int,
-        wide_ids: bool,
-        topk_weights: int,
-        rows: int,
-        scale_blocks: int,
-        outputs: Sequence[int],
-    ) -> None: ...
-    def _combine_at(
-        self,
-        stream: int,
-        tokens: int,
-        rows: int,
-        expert_rows: int,
-        topk_weights: int,
-        combined: int,
-    ) -> None: ...
+        reader: Reader,
+        x: object,
+        topk_ids: object,
+        topk_weights: object | None,
+        outputs: Sequence[object],
+        /,
+    ) -> bool: ...
+    def _combine_tensors(
+        self, reader: Reader, expert_rows: object, topk_weights: object | None, combined: object, /
+    ) -> bool: ...
     def _counts(self) -> tuple[int, int]: ...
+    def _last(self) -> tuple[int, bool]: ...
     def _synchronize(self, stream: int) -> Fault | None: ...
     def _check(self) -> Fault | None: ...
     def _wait(self, stream: int) -> None: ...

@@ -67,7 +67,6 @@ class Communicator(Rank):
         output = call.outputs(out)
         call.require_peers(sent=1)
         self._native._dispatch(call.stream, given, output)
-        self._sent(given)
         call.finish()
         return out
 
@@ -87,7 +86,7 @@ class Communicator(Rank):
         """
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         self._native._dispatch_async(call.stream, given)
-        self._sent(given)
+        self._drive()
 
     def dispatch_wait(
         self,
@@ -102,7 +101,7 @@ class Communicator(Rank):
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
         call = Call(self, stream)
-        out = self._outputs(like, capacity, self._wide_ids) if out is None else out
+        out = self._outputs(like, capacity, self._native._last()[1]) if out is None else out
         output = call.outputs(out)
         call.require_peers()
         self._native._dispatch_wait(call.stream, output)
@@ -235,7 +234,6 @@ class Communicator(Rank):
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
         output = call.outputs(out)
         call.require_device_memory()
-        self._tokens, self._wide_ids = given.tokens, given.wide_ids
         return PreparedDispatch(self._native, given, output)
 
     def prepare_combine(

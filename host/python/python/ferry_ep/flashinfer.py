@@ -26,6 +26,7 @@ from .communicator import Communicator
 from .config import Config
 from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
+from .torch import Exchange
 
 __all__ = ["FerryCommConfig", "FerryCommunication"]
 
@@ -88,11 +89,11 @@ class FerryCommunication(MoEEpCommunication):
         if config.deadline is not None:
             plan = replace(plan, deadline=config.deadline)
         self._group: Group | None = None
-        self._communicator: Communicator | None = None
         connect = self._connect if config.connect is None else config.connect
         self._share_gpus = config.share_gpus
-        self._communicator = connect(plan, bootstrap)
-        self._first = self._communicator.plan.first_expert(self.ep_rank)
+        communicator = connect(plan, bootstrap)
+        self._exchange: Exchange | None = Exchange(communicator)
+        self._first = communicator.plan.first_expert(self.ep_rank)
         #: Outputs of dispatches by type of ids.
         self._outputs: dict[torch.dtype, DispatchOutput] = {}
         #: Tokens of the last dispatch.
@@ -111,11 +112,13 @@ class FerryCommunication(MoEEpCommunication):
         return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
 
     @property
-    def communicator(self) -> Communicator:
-        """This rank's communicator. Raises :class:`ferry_ep.ClosedError` after :meth:`destroy`."""
-        if self._communicator is None:
+    def exchange(self) -> Exchange:
+        """This rank's communicator, with its operators. Raises :class:`ferry_ep.ClosedError` after
+        :meth:`destroy`.
+        """
+        if self._exchange is None:
             raise ClosedError("the communication was destroyed")
-        return self._communicator
+        return self._exchange
 
     def dispatch(
         self,
@@ -127,23 +130,20 @@ class FerryCommunication(MoEEpCommunication):
         max_tokens_per_rank: int | None = None,
         eplb_local_stats: Tensor | None = None,
     ) -> MoEEpDispatchResult:
-        """Makes :meth:`ferry_ep.Communicator.dispatch` on the current stream. Collective.
+        """Makes :meth:`ferry_ep.torch.Exchange.dispatch` on the current stream. Collective.
 
         ``hidden_states``: bfloat16 ``[tokens, hidden]``; ``topk_ids``: int32 or int64 ``[tokens, top_k]``,
         global; ``topk_weights``: float32 of that shape. ``max_tokens_per_rank`` has no effect, as shapes are
         static. Raises ``NotImplementedError`` for scales and statistics, else the exceptions of that call.
         """
-        communicator = self.communicator
+        exchange = self.exchange
         if hidden_states_scale is not None:
             raise NotImplementedError("hidden_states_scale is given, but Ferry takes no quantized tokens")
         if eplb_local_stats is not None:
             raise NotImplementedError("eplb_local_stats is given, but Ferry gathers none: gather them apart")
-        out = self._outputs.get(topk_ids.dtype)
-        if out is None:
-            kind = "i64" if topk_ids.dtype == torch.int64 else "i32"
-            out = communicator.outputs(hidden_states, id_type=kind)
-            self._outputs[topk_ids.dtype] = out
-        communicator.dispatch(hidden_states, topk_ids, topk_weights, out=out)
+        given = self._outputs.get(topk_ids.dtype)
+        out = exchange.dispatch(hidden_states, topk_ids, topk_weights, out=given)
+        self._outputs[topk_ids.dtype] = out
         self._tokens = hidden_states.shape[0]
         ids = torch.where(out.ids < 0, self.params.invalid_expert_id, out.ids + self._first)
         return MoEEpDispatchResult(
@@ -154,26 +154,23 @@ class FerryCommunication(MoEEpCommunication):
         )
 
     def combine(self, expert_output: Tensor, *, output: Tensor | None = None) -> Tensor:
-        """Makes :meth:`ferry_ep.Communicator.combine` on the current stream. Collective.
+        """Makes :meth:`ferry_ep.torch.Exchange.combine` on the current stream. Collective.
 
         ``expert_output``: bfloat16 ``[ep_size * max_tokens_per_rank, hidden]``, or that in three dimensions;
         rows without a token are not read. Returns bfloat16 ``[tokens, hidden]``: ``output``, if given.
         """
-        communicator = self.communicator
+        exchange = self.exchange
         if expert_output.dim() == 3:
             expert_output = expert_output.flatten(0, 1)
         elif expert_output.dim() != 2:
             raise ArgumentError(f"expert_output has {expert_output.dim()} dimensions, but it takes 2 or 3")
-        if output is None:
-            output = expert_output.new_empty(self._tokens, self.params.hidden_size)
-        communicator.combine(expert_output, out=output)
-        return output
+        return exchange.combine(expert_output, self._tokens, out=output)
 
     def destroy(self) -> None:
         """Closes what this object made. Collective; a second call does nothing. Synchronizes."""
-        communicator, self._communicator = self._communicator, None
+        exchange, self._exchange = self._exchange, None
         group, self._group = self._group, None
         self._outputs = {}
-        if communicator is not None and group is not None:
-            communicator.close()
+        if exchange is not None and group is not None:
+            exchange.communicator.close()
             group.close()

@@ -16,7 +16,7 @@ from .calls import Answers, Call
 from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
-from .tensors import allocate, element, refuse
+from .tensors import allocate, element
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -95,10 +95,6 @@ class Rank:
         self._names: list[str] | None = None
         #: Handle for torch's operators, once there is one.
         self._torch_handle: int | None = None
-        #: Tokens of the last dispatch.
-        self._tokens = 0
-        #: Whether its ids were i64.
-        self._wide_ids = False
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
 
     @property
@@ -314,11 +310,6 @@ class Rank:
         )
         return call, given
 
-    def _sent(self, given: _ferry.DispatchInput) -> None:
-        """Notes a dispatch that was enqueued."""
-        self._drive()
-        self._tokens, self._wide_ids = given.tokens, given.wide_ids
-
     def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
         """Allocates outputs whose ids have the type of the call's."""
         return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
@@ -326,6 +317,7 @@ class Rank:
     def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
         """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
         config, data_type = self.plan.config, element(data_type)
+        tokens, _ = self._native._last()
 
         def made(shape: list[int], data_type: str) -> Any:
             if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):
@@ -333,10 +325,10 @@ class Rank:
             return allocate(given.expert_rows, data_type, shape)
 
         if weights is None and given.received_weights is not None:
-            weights = made([self._tokens, config.top_k], "f32")
+            weights = made([tokens, config.top_k], "f32")
         if out is None:
-            shape = [self._tokens, config.hidden]
-            if config.combine == "exact" and given.topk_weights is None and not config.skip_a2a:
+            shape = [tokens, config.hidden]
+            if config.combine == "exact" and given.topk_weights is None:
                 shape.insert(1, config.top_k)
             out = made(shape, data_type)
         return out, weights
@@ -361,12 +353,6 @@ class Rank:
         if self._names is None:
             self._names = [name for name, *_ in self.plan._output_layout(*self.plan._capacity("max"))]
         return self._names
-
-    def _torch_stream(self, tensor: Any) -> int:
-        """Returns torch's current stream, for a tensor that must be on this rank's device."""
-        if tensor.get_device() != self._stream_index:
-            raise refuse("x", f"memory of {self.device}", f"memory of {tensor.device}")
-        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self._stream_index))
 
     def _drive(self) -> None:
         """Notes that this thread makes a call of a round."""

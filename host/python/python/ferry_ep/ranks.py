@@ -70,7 +70,6 @@ class Communicators(Sequence[Communicator]):
         outs: list[DispatchOutput] = self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
-        self._sent(inputs)
         _finish(calls)
         return outs
 
@@ -87,7 +86,8 @@ class Communicators(Sequence[Communicator]):
         """Makes :meth:`ferry_ep.Communicator.dispatch_async` on all ranks."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
         _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
-        self._sent(inputs)
+        for rank in self:
+            rank._drive()
 
     def dispatch_wait(
         self,
@@ -99,7 +99,7 @@ class Communicators(Sequence[Communicator]):
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch_wait` on all ranks. Returns the outputs of each."""
         if out is None:
-            out = [rank._outputs(like, capacity, rank._wide_ids) for rank in self]
+            out = [rank._outputs(like, capacity, rank._native._last()[1]) for rank in self]
         calls, outs = self._calls(streams), self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
@@ -300,10 +300,6 @@ class Communicators(Sequence[Communicator]):
         outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
         results = [of if returned is None else (of, returned) for of, returned in outs]
         return calls, inputs, outputs, results
-
-    def _sent(self, inputs: list[_ferry.DispatchInput]) -> None:
-        for rank, given in zip(self, inputs, strict=True):
-            rank._sent(given)
 
 
 def _streams(calls: list[Call]) -> list[int]:

@@ -55,10 +55,6 @@ _TORCH = {
 }
 
 
-#: BF16 as each library has it.
-_BF16 = "elements of bf16: torch.bfloat16, or its bits as uint16, which ferry_ep.to_bf16 makes of numbers"
-
-
 class Described(NamedTuple):
     """An array: where it is, and what."""
 
@@ -131,7 +127,7 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
     if wanted == "i32" and given == "u32":
         raise refuse(name, "elements of i32 or i64" if name == "topk_ids" else "elements of i32", given)
     if wanted == "bf16" and given not in ("bf16", "u16") and not written:
-        raise refuse(name, _BF16, given)
+        raise refuse(name, _elements(value, wanted), given)
     return found
 
 
@@ -163,15 +159,25 @@ def _as(found: Described, wanted: str) -> Described:
     return found
 
 
-def _name_of(name: str, given: str, wanted: str) -> str:
+def _elements(value: Any, wanted: str) -> str:
+    """Names the elements that are wanted, for a library that may not have them."""
+    torch = sys.modules.get("torch")
+    if wanted == "bf16" and not (torch is not None and isinstance(value, torch.Tensor)):
+        return (
+            "elements of bf16: torch.bfloat16, or its bits as uint16, which ferry_ep.to_bf16 makes of numbers"
+        )
+    return f"elements of {wanted}"
+
+
+def _name_of(name: str, value: Any, given: str, wanted: str) -> str:
     data_type = _TYPES.get(given)
     if data_type is None:
-        raise refuse(name, _BF16 if wanted == "bf16" else f"elements of {wanted}", given)
+        raise refuse(name, _elements(value, wanted), given)
     return data_type
 
 
 def _of_torch(name: str, value: Any, wanted: str) -> Described:
-    data_type = _name_of(name, str(value.dtype).removeprefix("torch."), wanted)
+    data_type = _name_of(name, value, str(value.dtype).removeprefix("torch."), wanted)
     device = value.device
     if device.type not in ("cpu", "cuda"):
         raise refuse(name, "memory of the CPU or of a GPU", f"a tensor on {device}")
@@ -197,7 +203,7 @@ def _of_interface(
     typestr, native = str(interface["typestr"]), "<" if sys.byteorder == "little" else ">"
     if typestr[0] not in (native, "|", "="):
         raise refuse(name, "native byte order: convert with astype", f"type {typestr}")
-    data_type = _name_of(name, kind, wanted)
+    data_type = _name_of(name, value, kind, wanted)
     shape = tuple(int(size) for size in interface["shape"])
     itemsize = int(getattr(value, "itemsize", 0)) or int(typestr[2:])
     strides = interface.get("strides")
@@ -247,7 +253,7 @@ def _of_dlpack(name: str, value: Any, wanted: str) -> Described:
     # The capsule is not consumed: as long as it lives, so does the memory.
     fields = _DL_TENSOR.unpack(ctypes.string_at(pointer(capsule, b"dltensor"), _DL_TENSOR.size))
     data, device_type, device_id, ndim, code, bits, _, shape_at, strides_at, offset = fields
-    data_type = _name_of(name, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
+    data_type = _name_of(name, value, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
     shape = _numbers(shape_at, ndim)
     strides = _numbers(strides_at, ndim) if strides_at else _dense(shape)
     # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
