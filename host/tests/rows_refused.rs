@@ -49,8 +49,8 @@ fn ids_of_64_bits_need_their_kernels_and_outputs() {
     };
     assert_eq!(
         dispatch(keeping(ReceiveLayout::ByExpert), wide),
-        "tensor topk_ids: wanted elements of i32, as the plan's options is false: i64 needs kernels with \
-         options, given i64"
+        "tensor topk_ids: wanted elements of i32, as the plan's options is false: pass i32, or set options \
+         to true, given i64"
     );
     assert_eq!(
         dispatch(keeping(ReceiveLayout::Compact), wide),

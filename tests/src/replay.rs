@@ -468,7 +468,7 @@ mod tests {
             process.args.p2p_world_size = Some(3);
         });
         // In the round, which only this process's group has trouble with.
-        both("before the deadline", |process| {
+        both("in time", |process| {
             process.options.lost = Some(Lost {
                 rank: 1,
                 after_steps: 0,

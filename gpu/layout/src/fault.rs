@@ -242,20 +242,21 @@ impl fmt::Display for Fault {
                 write!(
                     f,
                     "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
-                     (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
+                     (index {index}) in time; wanted epoch {wanted}, saw {saw}"
                 )?;
                 self.chain(f)
             }
             FaultKind::LocalTimeout => write!(
                 f,
-                "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready before the \
-                 deadline; wanted {wanted}, saw {saw}"
+                "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready in time; \
+                 wanted {wanted}, saw {saw}"
             ),
             FaultKind::InvalidExpert => write!(
                 f,
-                "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1..{wanted}; the entry \
-                 was not routed ({kernel}, round {epoch})",
-                saw as i64
+                "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1 to {}; the entry was \
+                 not routed ({kernel}, round {epoch})",
+                saw as i64,
+                wanted as i64 - 1
             ),
             FaultKind::DuplicateExpert => write!(
                 f,

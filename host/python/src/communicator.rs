@@ -10,6 +10,7 @@ use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutpu
 use crate::errors;
 use crate::fault::Fault;
 use crate::group::{Group, device_name};
+use crate::interrupt;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
@@ -50,7 +51,7 @@ impl Communicator {
     #[staticmethod]
     fn _create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
         let (group, checked) = (group.open()?, plan.get().plan);
-        let made = py.detach(|| ferry::Communicator::new(group, &checked));
+        let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
         let layout = checked.output_layout(Capacity::max(&checked));
         let outputs = layout.and_then(|of| of.try_map(|of| Ok((of.name, of.data_type))));
@@ -58,7 +59,7 @@ impl Communicator {
         let one = |communicator: ferry::Communicator| {
             let rank = communicator.rank();
             let device = communicator.device().clone();
-            let name = device_name(group, rank);
+            let name = device_name(&group, rank);
             let number = name.strip_prefix("cuda:").map(str::parse);
             Self {
                 rank: rank.0,
@@ -212,7 +213,7 @@ impl Communicator {
         let Some(communicator) = slot.take() else {
             return Ok(());
         };
-        let closed = py.detach(|| communicator.close());
+        let closed = interrupt::detach(py, || communicator.close())?;
         let refused = closed.map_err(|refused| {
             *slot = refused.communicator.map(|communicator| *communicator);
             errors::from(refused.error)
@@ -291,7 +292,7 @@ impl Communicator {
     /// Waits for everything enqueued on `stream`, and looks for no fault.
     fn _wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let device = self.device_of()?;
-        let waited = py.detach(|| device.synchronize(handle(stream)));
+        let waited = interrupt::detach(py, || device.synchronize(handle(stream)))?;
         waited.map_err(errors::from)
     }
 }
@@ -320,7 +321,7 @@ impl Communicator {
     ) -> PyResult<R> {
         let mut slot = self.lock()?;
         let communicator = slot.as_mut().ok_or_else(|| self.is_closed())?;
-        py.detach(|| act(communicator)).map_err(errors::from)
+        interrupt::detach(py, || act(communicator))?.map_err(errors::from)
     }
 
     /// The error of a use after close.

@@ -12,6 +12,7 @@ mod dlpack;
 mod errors;
 mod fault;
 mod group;
+mod interrupt;
 mod local_ranks;
 mod operators;
 mod outputs;

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::{Communicator, handle};
 use crate::errors;
+use crate::interrupt;
 
 type Ranks<'py> = Vec<PyRef<'py, Communicator>>;
 
@@ -137,7 +138,7 @@ pub(crate) fn close_all(py: Python<'_>, ranks: Ranks<'_>) -> PyResult<()> {
         slots.push(rank.lock()?);
     }
     let all: Vec<_> = slots.iter_mut().filter_map(|slot| slot.take()).collect();
-    let closed = py.detach(|| ferry::Communicator::close_all(all));
+    let closed = interrupt::detach(py, || ferry::Communicator::close_all(all))?;
     let mut first = None;
     for (number, failure) in closed
         .err()

@@ -372,7 +372,7 @@ def test_a_plan_refuses_what_a_layout_excludes():
     refused(
         ferry.ArgumentError,
         lambda: ferry.Plan(group, ferry.Config(**sizes, receive="by-token")),
-        "no such receive layout: there are",
+        "receive is 'by-token', but there are by-expert, ",
     )
 
 

@@ -76,7 +76,7 @@ impl DispatchInput {
         if element == DataType::I64 && !plan.takes_options() {
             return Err(TensorError {
                 tensor: "topk_ids",
-                wanted: "elements of i32, as the plan's options is false: i64 needs kernels with options"
+                wanted: "elements of i32, as the plan's options is false: pass i32, or set options to true"
                     .to_owned(),
                 given: element.to_string(),
             });

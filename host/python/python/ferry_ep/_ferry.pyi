@@ -189,12 +189,18 @@ class Group:
         *,
         patience: float | None = None,
         timeout: float = 30.0,
+        key: bytes | str | None = None,
     ) -> Group:
         """Makes simulated ranks that are processes, for tests and first steps with ``torchrun``.
 
         Rank 0's process runs the simulation, and the others talk to it over a Unix socket at ``path``, which
         other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
         have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
+
+        ``key``, bytes or text, names the job: a process with another one is sent away, and all others go on.
+        Without keys, give each job a path of its own, as processes cannot tell whose rank 0 they found.
+        Rank 0 replaces no file but a socket at which nobody listens, fails if another rank 0 listens
+        there, and so do both jobs then, and removes the socket before this returns.
 
         A process that ends is a lost rank. If rank 0's ends, calls of the others raise
         :class:`ferry_ep.SimulatorError` at once.
@@ -274,7 +280,9 @@ class Plan:
         """Returns the first expert on ``rank``; the others follow it."""
     @property
     def groups(self) -> int:
-        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these."""
+        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
+        one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
+        """
     @property
     def max_rows(self) -> int:
         """Most rows that a dispatch can bring to a rank."""

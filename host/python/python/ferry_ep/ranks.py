@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _ferry
@@ -85,6 +86,8 @@ class Communicators(Sequence[Communicator]):
         """Makes :meth:`ferry_ep.Communicator.dispatch_async` on all ranks."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
         _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
+        for rank in self:
+            rank._drive()
 
     def dispatch_wait(
         self,
@@ -169,6 +172,7 @@ class Communicators(Sequence[Communicator]):
         calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
         _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
+            rank._drive()
             rank._open = call
         return results
 
@@ -222,14 +226,15 @@ class Communicators(Sequence[Communicator]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        if kind is None:
             self.close()
-        except FerryError:
-            # The exception under way says more, and the round may never end.
-            if kind is None:
-                raise
-            for rank in self:
-                rank._native._drop()
+            return
+        # After an exception peers may never come, neither to end the round nor to close.
+        if len(self) == self._ranks[0].plan.ranks:
+            with suppress(FerryError):
+                self.close()
+        for rank in self:
+            rank._leave()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
@@ -239,6 +244,11 @@ class Communicators(Sequence[Communicator]):
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """Returns a value for each rank."""
+        if hasattr(given, "shape") or (given is not None and not isinstance(given, Iterable)):
+            raise ArgumentError(
+                f"{name} is one {type(given).__name__}, but the call is for {len(self)} ranks: give a "
+                "sequence with one value for each rank"
+            )
         values = [None] * len(self) if given is None else list(given)
         if len(values) != len(self):
             raise ArgumentError(

@@ -314,6 +314,13 @@ impl Peer {
     }
 
     fn io(&self, doing: &'static str, source: std::io::Error) -> BootstrapError {
+        use ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let source = match source.kind() {
+            kind @ (BrokenPipe | ConnectionReset | UnexpectedEof) => {
+                std::io::Error::new(kind, "the other side closed it, or its process ended")
+            }
+            _ => source,
+        };
         BootstrapError::Io {
             peer: self.rank,
             address: self.address,
