@@ -410,9 +410,9 @@ typedef struct {
     // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
     ferry_tensor weights;
     // FERRY_I32 [ranks], if not by expert: rows from each source rank.
-    ferry_tensor source_rows;
+    ferry_tensor source_counts;
     // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
-    ferry_tensor expert_rows;
+    ferry_tensor expert_counts;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.

@@ -76,9 +76,9 @@ pub struct ferry_dispatch_output {
     /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
     pub weights: ferry_tensor,
     /// FERRY_I32 [ranks], if not by expert: rows from each source rank.
-    pub source_rows: ferry_tensor,
+    pub source_counts: ferry_tensor,
     /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
-    pub expert_rows: ferry_tensor,
+    pub expert_counts: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
@@ -166,8 +166,8 @@ impl ferry_dispatch_output {
                 src_info: self.src_info.require("src_info")?,
                 ids: self.ids.get("ids")?,
                 weights: self.weights.get("weights")?,
-                source_rows: self.source_rows.get("source_rows")?,
-                expert_rows: self.expert_rows.get("expert_rows")?,
+                source_counts: self.source_counts.get("source_counts")?,
+                expert_counts: self.expert_counts.get("expert_counts")?,
             })
         }
     }
@@ -190,8 +190,8 @@ impl ferry_dispatch_output {
             src_info: ferry_tensor::planned(&layout.src_info),
             ids: some(&layout.ids),
             weights: some(&layout.weights),
-            source_rows: some(&layout.source_rows),
-            expert_rows: some(&layout.expert_rows),
+            source_counts: some(&layout.source_counts),
+            expert_counts: some(&layout.expert_counts),
         }
     }
 
@@ -216,8 +216,8 @@ impl ferry_dispatch_output {
             src_info: shown(&output.src_info),
             ids: optional(output.ids.as_ref()),
             weights: optional(output.weights.as_ref()),
-            source_rows: optional(output.source_rows.as_ref()),
-            expert_rows: optional(output.expert_rows.as_ref()),
+            source_counts: optional(output.source_counts.as_ref()),
+            expert_counts: optional(output.expert_counts.as_ref()),
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<Di
         src_info: given.src_info.of()?,
         ids: of(given.ids.as_ref())?,
         weights: of(given.weights.as_ref())?,
-        source_rows: of(given.source_rows.as_ref())?,
-        expert_rows: of(given.expert_rows.as_ref())?,
+        source_counts: of(given.source_counts.as_ref())?,
+        expert_counts: of(given.expert_counts.as_ref())?,
     })
 }

@@ -334,7 +334,7 @@ def test_rows_as_they_came(bench, receive, id_type):
 
     for rank, (output, sums) in enumerate(on_streams(of, run, 2)):
         assert output.ids.dtype == id_type and (output.tokens is None) == (receive == "view")
-        for name in ("src_info", "ids", "weights", "source_rows", "expert_rows"):
+        for name in ("src_info", "ids", "weights", "source_counts", "expert_counts"):
             np.testing.assert_array_equal(getattr(output, name).cpu().numpy(), getattr(wanted[rank], name))
         if receive != "view":
             here = output.src_info[:, 0].cpu().numpy() >= 0

@@ -167,8 +167,8 @@ impl DispatchOutput {
             src_info,
             ids: None,
             weights: None,
-            source_rows: None,
-            expert_rows: None,
+            source_counts: None,
+            expert_counts: None,
         }
     }
 
@@ -235,8 +235,8 @@ impl DispatchOutput {
             rows: ReceivedRows {
                 ids: address_or_none(self.ids),
                 weights: address_or_none(self.weights),
-                of_source: address_or_none(self.source_rows),
-                of_expert: address_or_none(self.expert_rows),
+                of_source: address_or_none(self.source_counts),
+                of_expert: address_or_none(self.expert_counts),
                 ..with.options.rows
             },
             ..with.options

@@ -143,7 +143,7 @@ class RowExchange:
 
 
 #: Outputs that have no gradient.
-_OTHERS = ("ids", "src_info", "source_rows", "expert_rows")
+_OTHERS = ("ids", "src_info", "source_counts", "expert_counts")
 
 
 class _Dispatch(torch.autograd.Function):

@@ -114,4 +114,4 @@ def _rows(output: DispatchOutput, receive: str) -> int:
     """Returns the number of rows that a dispatch may have written."""
     if receive == "by-expert":
         return int(output.row_offsets[-1])
-    return int(output.source_rows.sum()) if receive == "compact" else output.rows
+    return int(output.source_counts.sum()) if receive == "compact" else output.rows

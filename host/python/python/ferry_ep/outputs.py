@@ -60,9 +60,9 @@ class DispatchOutput:
     weights: Any = None
     """f32 ``[rows, top_k]``, not by expert: the router's weights where ``ids`` are not -1, 1 if the source
     gave none; 0 in all other slots. A weight whose bits are all ones arrives as ``0xfffffffe``."""
-    source_rows: Any = None
+    source_counts: Any = None
     """i32 ``[ranks]``, not by expert: number of rows from each source rank in these outputs."""
-    expert_rows: Any = None
+    expert_counts: Any = None
     """i32 ``[local_experts]``, not by expert: number of ``ids`` that name each local expert. A token that
     lists an expert twice counts twice."""
     scales: Any = None
