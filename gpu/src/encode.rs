@@ -44,9 +44,9 @@ pub trait Encoder {
 
 /// Blockwise FP8.
 pub struct BlockwiseFp8;
-/// MXFP8.
+/// Encoder of MXFP8: 32 elements, those of two lanes, share a one-byte scale.
 pub struct Mxfp8;
-/// MXFP4.
+/// Encoder of MXFP4: 32 elements share a one-byte scale.
 pub struct Mxfp4;
 /// NVFP4 under a global scale.
 pub struct Nvfp4 {

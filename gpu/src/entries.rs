@@ -40,9 +40,10 @@ macro_rules! kernels_with_epilogue {
     };
 }
 
-/// Declares the kernels with options that wait for other ranks, of one kind and for an epilogue. The kind,
-/// `by_expert` or `as_they_came`, says how received rows are left. Part of
-/// [`kernels_with_epilogue`](crate::kernels_with_epilogue).
+/// Declares the kernels with options in which ranks wait for each other, for one kind and one epilogue. The
+/// kind is the layout of received rows: `by_expert` (a row for each assignment) or `as_they_came` (a row for
+/// each source rank and token). Used by [`kernels_with_epilogue`](crate::kernels_with_epilogue) and by
+/// `ferry-rows`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kernels_of_rounds {

@@ -13,8 +13,8 @@ use crate::ptx::number::{self, Instructions};
 use crate::ptx::thread;
 use crate::sigmoids::Sigmoids;
 
-/// Reads gate and up, writes the activation in the token format. Any number of blocks of any multiple of 32
-/// threads; waits for nothing.
+/// Reads gates and ups, and writes their activations in the format that `args` name. Takes any number of
+/// blocks, each of any multiple of 32 threads. Waits for no other rank.
 ///
 /// # Safety
 /// The host built `args`: its addresses are live allocations of the sizes that they say.

@@ -170,6 +170,7 @@ pub use ferry_layout::{
     CombineMode, Fault, FaultKind, Rank, ReceiveLayout, ScaleLayout, TokenFormat,
 };
 #[cfg(feature = "simulator")]
+#[doc(inline)]
 pub use ferry_simulator as simulator;
 pub use group::Group;
 pub use group::fabric::Fabric;

@@ -96,7 +96,7 @@ fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
     let plan = Plan::new(&group, config).unwrap();
     let ranks = Communicator::new(&group, &plan).unwrap();
     let rows = DispatchBuffers::new(ranks[0].device(), &plan).unwrap();
-    let at = rows.output().source_rows.unwrap().at;
+    let at = rows.output().source_counts.unwrap().at;
     for (numbers, is_taken) in [
         ([2, 2], true),
         ([2, 3], false),
@@ -113,7 +113,7 @@ fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
         assert_eq!(
             received.unwrap_err().to_string(),
             format!(
-                "tensor source_rows: wanted numbers of rows, at most 4 together, the rows that there are, \
+                "tensor source_counts: wanted numbers of rows, at most 4 together, the rows that there are, \
                  given {numbers:?}"
             )
         );

@@ -123,8 +123,8 @@ fn outputs_that_overlap_each_other_are_refused() {
         row_scales: None,
         ids: None,
         weights: None,
-        source_rows: None,
-        expert_rows: None,
+        source_counts: None,
+        expert_counts: None,
     };
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);

@@ -24,8 +24,8 @@ const ROWS: [&[Row]; 2] = [
     ],
     &[([0, 0], [-1, 0], [0.0, 2.0]), ([1, 0], [1, -1], [1.0, 0.0])],
 ];
-const SOURCE_ROWS: [[i32; 2]; 2] = [[2, 1], [1, 1]];
-const EXPERT_ROWS: [[i32; 2]; 2] = [[0, 3], [1, 1]];
+const SOURCE_COUNTS: [[i32; 2]; 2] = [[2, 1], [1, 1]];
+const EXPERT_COUNTS: [[i32; 2]; 2] = [[0, 3], [1, 1]];
 /// Sums of each rank's tokens, if experts return their input: 0.5 * 1 + 2 * 1 and 1 * 2; 1 * 4 + 0.25 * 4.
 const SUMS: [&[f32]; 2] = [&[2.5, 2.0], &[5.0]];
 /// Weights of the slots that are routed.
@@ -105,8 +105,8 @@ impl Memory {
             (&ids[..], &weights[..])
         );
         assert_eq!(received.src_info, info, "{receive}");
-        assert_eq!(received.source_rows, SOURCE_ROWS[number]);
-        assert_eq!(received.expert_rows, EXPERT_ROWS[number]);
+        assert_eq!(received.source_counts, SOURCE_COUNTS[number]);
+        assert_eq!(received.expert_counts, EXPERT_COUNTS[number]);
         assert!(received.row_offsets.is_empty());
         let decoded = decode_rows(plan, &received, None).unwrap();
         let mut answers = Vec::new();
@@ -360,8 +360,8 @@ fn compact_rows_that_do_not_fit_count_as_not_here() {
     );
     assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
     let received = ranks[0].download(all[0].rows.output()).unwrap();
-    assert_eq!(received.source_rows, [2, 0]);
-    assert_eq!(received.expert_rows, [0, 2]);
+    assert_eq!(received.source_counts, [2, 0]);
+    assert_eq!(received.expert_counts, [0, 2]);
     assert_eq!(received.ids, [1, -1, 1, -1]);
     let rows = rows(&[0.5, 2.0]);
     let output = *all[0].rows.output();

@@ -49,8 +49,8 @@ fn ids_of_64_bits_need_their_kernels_and_outputs() {
     };
     assert_eq!(
         dispatch(keeping(ReceiveLayout::ByExpert), wide),
-        "tensor topk_ids: wanted elements of i32, as the plan's options is false: i64 needs kernels with \
-         options, given i64"
+        "tensor topk_ids: wanted elements of i32, as the plan's options is false: pass i32, or set options \
+         to true, given i64"
     );
     assert_eq!(
         dispatch(keeping(ReceiveLayout::Compact), wide),
@@ -88,10 +88,10 @@ fn outputs_of_another_layout_are_refused_by_name() {
         "tensor weights: wanted a tensor (format bf16, receive compact), given none"
     );
     let text = dispatch(compact, |_, output, _| {
-        output.expert_rows = output.row_offsets
+        output.expert_counts = output.row_offsets
     });
     assert!(
-        text.starts_with("tensor expert_rows: wanted a tensor"),
+        text.starts_with("tensor expert_counts: wanted a tensor"),
         "{text}"
     );
     let text = dispatch(keeping(ReceiveLayout::View), |_, output, device| {
@@ -102,11 +102,11 @@ fn outputs_of_another_layout_are_refused_by_name() {
         "tensor tokens: wanted none (format bf16, receive view), given a tensor"
     );
     let text = dispatch(keeping(ReceiveLayout::ByExpert), |_, output, device| {
-        output.source_rows = Some(device.upload_tensor([1], &[0_i32]).unwrap());
+        output.source_counts = Some(device.upload_tensor([1], &[0_i32]).unwrap());
     });
     assert_eq!(
         text,
-        "tensor source_rows: wanted none (format bf16, receive by-expert), given a tensor"
+        "tensor source_counts: wanted none (format bf16, receive by-expert), given a tensor"
     );
     for receive in [ReceiveLayout::View, ReceiveLayout::Strided] {
         let text = dispatch(keeping(receive), |_, output, _| {
@@ -160,7 +160,7 @@ fn new_outputs_overlap_nothing() {
     // The wait no longer reads inputs, so that it takes this.
     let (mut rank, buffers, input) = one(compact);
     let output = DispatchOutput {
-        source_rows: buffers.output().source_rows.map(|rows| Tensor {
+        source_counts: buffers.output().source_counts.map(|rows| Tensor {
             at: input.topk_ids.at,
             ..rows
         }),
@@ -168,7 +168,7 @@ fn new_outputs_overlap_nothing() {
     };
     assert_eq!(
         sentence(rank.dispatch(STREAM, &input, &output)),
-        "tensor source_rows overlaps tensor topk_ids; give each memory of its own"
+        "tensor source_counts overlaps tensor topk_ids; give each memory of its own"
     );
 }
 

@@ -14,7 +14,7 @@ pub enum LoadError {
          LD_LIBRARY_PATH, or pass the file's path"
     )]
     Library {
-        /// The file or name that was loaded.
+        /// The file or name that could not be loaded.
         library: String,
         /// The loader's error.
         source: libloading::Error,

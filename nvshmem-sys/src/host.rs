@@ -112,7 +112,8 @@ pub struct HostLibrary {
 }
 
 impl HostLibrary {
-    /// Loads the library from `path`, or [`SONAME`] from where the system's loader finds it.
+    /// Loads the library from `path`, or, if it is `None`, [`SONAME`] from the paths that the system's loader
+    /// searches.
     ///
     /// # Errors
     ///
@@ -159,7 +160,7 @@ impl HostLibrary {
         Ok(UniqueId::from_raw(raw))
     }
 
-    /// Joins the job `id` as `rank` of `ranks`. Collective: returns on all ranks or none.
+    /// Joins the job `id` as `rank` of `ranks`. Collective: waits until all `ranks` ranks have called it.
     ///
     /// # Safety
     ///
@@ -279,7 +280,8 @@ mod tests {
         maps.contains(library.to_str().unwrap())
     }
 
-    /// Compiles a stand-in for the host library that only has a version.
+    /// Compiles a stand-in for the host library whose only function is that of its version, and returns its
+    /// path. `version`: C statements that store the numbers in `*a`, `*b` and `*c`.
     fn stand_in(name: &str, version: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -32,8 +32,8 @@ FIELD(ferry_dispatch_output, expert_ids, 528);
 FIELD(ferry_dispatch_output, src_info, 632);
 FIELD(ferry_dispatch_output, ids, 736);
 FIELD(ferry_dispatch_output, weights, 840);
-FIELD(ferry_dispatch_output, source_rows, 944);
-FIELD(ferry_dispatch_output, expert_rows, 1048);
+FIELD(ferry_dispatch_output, source_counts, 944);
+FIELD(ferry_dispatch_output, expert_counts, 1048);
 
 SIZE(ferry_combine_output, 216);
 FIELD(ferry_combine_output, size, 0);

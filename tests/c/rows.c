@@ -93,8 +93,8 @@ static contents download(const rank_state *rank, const rows_round *round, int is
     made.info = (int32_t *)copy_rows(rank, &rows->src_info, 8, 8);
     made.ids = (int64_t *)copy_rows(rank, &rows->ids, 8 * TOP_K, 8 * TOP_K);
     made.weights = (float *)copy_rows(rank, &rows->weights, 4 * TOP_K, 4 * TOP_K);
-    made.sources = (int32_t *)copy_rows(rank, &rows->source_rows, 4, 4);
-    made.experts = (int32_t *)copy_rows(rank, &rows->expert_rows, 4, 4);
+    made.sources = (int32_t *)copy_rows(rank, &rows->source_counts, 4, 4);
+    made.experts = (int32_t *)copy_rows(rank, &rows->expert_counts, 4, 4);
     return made;
 }
 

@@ -260,7 +260,7 @@ fn rows_of_experts(outputs: &RankOutputs) -> Vec<u32> {
             let offsets = received.row_offsets.windows(2);
             offsets.map(|pair| pair[1] - pair[0]).collect()
         }
-        Contents::Rows(rows) => rows.expert_rows.iter().map(|&rows| rows as u32).collect(),
+        Contents::Rows(rows) => rows.expert_counts.iter().map(|&rows| rows as u32).collect(),
     }
 }
 

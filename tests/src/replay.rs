@@ -54,7 +54,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 ///
 /// Then OUT gets, instead of `row_offsets.r` and `expert_ids.r`: `ids.r` `[rows, top_k]` i32, or i64 with
 /// --ids i64: the local expert of each slot, -1 in others; `weights.r` f32 `[rows, top_k]`; `src_info.r`
-/// i32 `[rows, 2]`: source rank and token; `source_rows.r` i32 `[ranks]`; `expert_rows.r` i32
+/// i32 `[rows, 2]`: source rank and token; `source_counts.r` i32 `[ranks]`; `expert_counts.r` i32
 /// `[local experts]`; and with --combine-weights `combined_weights.r` f32 `[tokens, top_k]`. Views and
 /// strided rows are `[ranks * most tokens of a rank]`, row (source * most + token); those without a token
 /// have ids and src_info -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`,
@@ -478,7 +478,7 @@ mod tests {
             process.args.p2p_world_size = Some(3);
         });
         // In the round, which only this process's group has trouble with.
-        both("before the deadline", |process| {
+        both("in time", |process| {
             process.options.lost = Some(Lost {
                 rank: 1,
                 after_steps: 0,

@@ -1,13 +1,13 @@
-//! Launches that tell the host of counts, repeated as no host enqueues them. What they tell is compared in every
-//! suite of drawn cases.
+//! Launches that tell the host of counts, repeated as no host enqueues them. What they tell is compared in
+//! every suite of drawn cases.
 
 use ferry::layout::Kernel;
 use ferry::*;
 use ferry_tests::damaged::guarded::GuardedGroup;
 use ferry_tests::rig::{Case, HALVES, Session, Settings, any_case, some_keep_rows};
 
-/// Counts that come after the dispatch was received, or twice before, as a graph of them could be launched: the
-/// former are refused, the latter are told again.
+/// Counts that come after the dispatch was received, or twice before, as a graph of them could be launched:
+/// the former are refused, the latter are told again.
 #[test]
 fn counts_out_of_turn_are_refused() {
     for seed in 64_000..64_040 {

@@ -154,7 +154,7 @@ fn reasons_say_what_the_tactics_decide() {
     }
 }
 
-/// Runs `ferry-tests explain`: what it printed, or what it said of an error.
+/// Runs `ferry-tests explain` with `options`. Returns its output, or the text of its error if it fails.
 fn explain(options: &str) -> Result<String, String> {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
     let output = program

@@ -289,9 +289,10 @@ fn an_expert_that_does_not_exist_is_named_and_left_out() {
             "{fault}\n{case:?}"
         );
         let text = format!(
-            "rank {rank}, token {}, slot {}: expert id {id} is not in -1..{beyond}",
+            "rank {rank}, token {}, slot {}: expert id {id} is not in -1 to {}; ",
             slot / case.top_k,
-            slot % case.top_k
+            slot % case.top_k,
+            beyond - 1
         );
         assert!(fault.to_string().starts_with(&text), "{fault}");
         assert!(run.outcomes.iter().all(|o| *o == Outcome::Finished));

@@ -260,7 +260,7 @@ fn the_same_ids_put_rows_at_the_same_places() {
                     (rows.row_offsets, rows.src_info[..end].to_vec(), vec![])
                 }
                 Contents::Rows(rows) => {
-                    let of_sources = rows.source_rows.iter().map(|&rows| rows as u32);
+                    let of_sources = rows.source_counts.iter().map(|&rows| rows as u32);
                     (of_sources.collect(), rows.src_info, rows.ids)
                 }
             };

@@ -223,3 +223,8 @@ fn a_sanitizer_that_is_missing_is_named() {
         "{text}"
     );
 }
+
+#[test]
+fn tokens_that_the_device_counts() {
+    suite("counted on the device", 4);
+}

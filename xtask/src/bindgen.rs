@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use ferry_build::{DEVICE_FUNCTIONS, Wheel};
 use ferry_ptx_tools::wheels::{CCCL, CRT, RUNTIME};
 
-/// Host functions that `nvshmem-sys` loads. `cargo xtask bindgen` generates nothing else.
+/// Host functions that `nvshmem-sys` loads. `cargo xtask bindgen` generates no other host functions.
 const HOST_FUNCTIONS: [&str; 17] = [
     "nvshmemx_get_uniqueid",
     "nvshmemx_set_attr_uniqueid_args",

@@ -114,7 +114,8 @@ fn installation(places: &Places) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The functions of a library, without those of libraries whose prefix begins with this one.
+/// Returns the names of the functions that begin with `prefix`, without those that begin with a longer prefix
+/// of [`LINKED`]: `cublas` does not include `cublasLt`.
 fn functions(root: &Path, prefix: &str) -> Result<BTreeSet<String>> {
     let mut names = cuda_stub::names_in(root, BINDINGS, prefix)?;
     let longer = LINKED.iter().map(|[_, _, other]| *other);

@@ -71,7 +71,8 @@ fn driver_names(root: &Path) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Functions that a crate declares whose names begin with `prefix` and a capital letter.
+/// Returns the names, declared in a crate, of functions that begin with `prefix` and a capital letter. Fails
+/// if there are none.
 pub(crate) fn names_in(root: &Path, package: &str, prefix: &str) -> Result<BTreeSet<String>> {
     let (folder, mut names) = (source_folder(root, package)?, BTreeSet::new());
     collect_names(&folder, prefix, &mut names)?;

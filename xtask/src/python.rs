@@ -41,15 +41,16 @@ pub(crate) enum Task {
         #[arg(long)]
         no_test: bool,
     },
-    /// Test the wheel of the last package-python with torch, in a virtual environment outside the checkout
+    /// Test the wheel of the last package-python with torch and transformers, in a virtual environment
+    /// outside the checkout; skipped without one
     TestPython {
         /// Run the tests with torch
         #[arg(long, required = true)]
         torch: bool,
-        /// Make the environment first, of 4.5 GB
+        /// Make the environment first, of 4.4 GB
         #[arg(long)]
         make: bool,
-        /// Folder of the environment
+        /// Folder of the environment, from the workspace root
         #[arg(long, value_name = "DIR", default_value = "../ferry-torch")]
         environment: PathBuf,
         /// Arguments of pytest

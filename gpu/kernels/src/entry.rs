@@ -11,8 +11,8 @@ use ferry_layout::{
 };
 use ferry_protocol as protocol;
 
-/// Declares a kernel from its name, its arguments, the protocol's function, and whether ranks of other nodes
-/// are among the peers.
+/// Declares a kernel from its name, the type of its arguments, its options, the protocol's function, whether
+/// ranks of other nodes are among the peers, and for a combine the epilogue.
 macro_rules! kernel {
     ($name:ident, $args:ident, $none:expr, $run:path, $shmem:literal $(, $epilogue:expr)?) => {
         ferry_gpu::kernel! {
@@ -113,7 +113,8 @@ ferry_gpu::give_up_kernels!(by_expert);
 ferry_gpu::counts_kernel!(by_expert);
 
 ferry_gpu::kernel! {
-    /// Reads gate and up, writes the activation in the token format. Waits for nothing.
+    /// Reads gates and ups, and writes their activations in the format that `args` name. Waits for no other
+    /// rank.
     ///
     /// # Safety
     /// The host built `args`: its addresses are live allocations of the sizes that they say.

@@ -306,7 +306,8 @@ pub struct DispatchArgs {
     pub row_offsets: u64,
     /// i32 `[groups]`, written.
     pub expert_ids: u64,
-    /// i32 `[row_capacity, 2]`, written.
+    /// i32 `[row_capacity, 2]`, written: token and top-k slot of each row; source rank and token if rows stay
+    /// as they came.
     pub src_info: u64,
     /// Rows that fit in the outputs.
     pub row_capacity: u64,

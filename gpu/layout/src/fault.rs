@@ -87,7 +87,7 @@ impl FaultKind {
     }
 }
 
-/// [`FaultKind::is_input`] of a kind's number: these kinds are adjacent.
+/// [`FaultKind::is_input`] for the number of a kind: the numbers of these kinds are consecutive.
 #[inline(always)]
 const fn is_input(kind: u64) -> bool {
     kind >= FaultKind::InvalidExpert as u64 && kind <= FaultKind::OutputTooSmall as u64
@@ -161,7 +161,7 @@ pub struct Fault {
     pub wanted: u64,
     /// Value found instead.
     pub saw: u64,
-    /// The round, from 1 on for each communicator.
+    /// Number of the round, counted from 1 in each communicator.
     pub epoch: u64,
     /// Longest wait of the simulator in milliseconds of wall time, its patience or the deadline, if a
     /// deadline passed while it waited for launches.
@@ -242,20 +242,21 @@ impl fmt::Display for Fault {
                 write!(
                     f,
                     "rank {rank} gave up in {kernel}, round {epoch}: rank {peer} did not send its {what} \
-                     (index {index}) before the deadline; wanted epoch {wanted}, saw {saw}"
+                     (index {index}) in time; wanted epoch {wanted}, saw {saw}"
                 )?;
                 self.chain(f)
             }
             FaultKind::LocalTimeout => write!(
                 f,
-                "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready before the \
-                 deadline; wanted {wanted}, saw {saw}"
+                "rank {rank} gave up in {kernel}, round {epoch}: its own {what} were not ready in time; \
+                 wanted {wanted}, saw {saw}"
             ),
             FaultKind::InvalidExpert => write!(
                 f,
-                "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1..{wanted}; the entry \
-                 was not routed ({kernel}, round {epoch})",
-                saw as i64
+                "rank {rank}, token {index}, slot {peer}: expert id {} is not in -1 to {}; the entry was \
+                 not routed ({kernel}, round {epoch})",
+                saw as i64,
+                wanted as i64 - 1
             ),
             FaultKind::DuplicateExpert => write!(
                 f,

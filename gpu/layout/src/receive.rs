@@ -12,7 +12,7 @@ pub enum ReceiveLayout {
     ByExpert = 0,
     /// Rows stay in the receive window, at row `source * max_tokens_per_rank + token`.
     View = 1,
-    /// Rows are copied to the same places of a tensor of the user's.
+    /// Rows are copied to a tensor of the user, to row `source * max_tokens_per_rank + token`, as in a view.
     Strided = 2,
     /// Rows are copied to a tensor of the user's without gaps.
     Compact = 3,

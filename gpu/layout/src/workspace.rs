@@ -23,7 +23,7 @@ pub enum Counter {
     Exits,
     /// Blocks that have read the results of dispatch, in the running combine kernel.
     Reads,
-    /// Not zero after a wait timed out: no kernel starts work any more.
+    /// Not zero after a wait timed out or a launch refused what it found: no kernel starts work any more.
     Aborted,
     /// Held while a lane writes the fault page.
     FaultLock,

@@ -6,10 +6,10 @@ use bytemuck::{Pod, Zeroable};
 use ferry_layout::MAX_RANKS;
 use ferry_layout::silu::Activation;
 
-/// Arguments of every probe, by value. Each reads those that it needs.
+/// Arguments of every probe, passed by value. Each probe reads the fields that it needs.
 ///
-/// Every rank has *probe memory*, which all others map: first words of 64 bits (see the constants), then rows
-/// from [`offset`](Self::offset) on. Addresses are device addresses.
+/// Every rank has *probe memory*, which all others map. It begins with 64-bit words, at the byte offsets that
+/// the constants give; rows follow from [`offset`](Self::offset) on. Addresses are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ProbeArgs {
@@ -21,7 +21,7 @@ pub struct ProbeArgs {
     pub offset: u64,
     /// A word to wait for before anything else, or 0.
     pub start_flag: u64,
-    /// The value that this word must reach.
+    /// Least value of the word at `start_flag` that ends the wait.
     pub start_value: u64,
     /// Longest wait, in nanoseconds from the kernel's start.
     pub deadline_ns: u64,
@@ -48,13 +48,14 @@ impl ProbeArgs {
     pub const WORDS_BYTES: u64 = 1024;
     /// Barriers that this rank has passed.
     pub const COUNT: u64 = 8 * MAX_RANKS as u64;
-    /// Word at which the peer's ping arrives.
+    /// Byte offset, in probe memory, of the word that a peer's ping sets.
     pub const PING: u64 = Self::COUNT + 128;
     /// Round trips so far.
     pub const PINGS: u64 = Self::COUNT + 256;
     /// Not zero: a wait timed out.
     pub const TIMED_OUT: u64 = Self::COUNT + 384;
-    /// Most bytes of a part, as [`parts`](Self::parts) cuts rows, for the bulk copy.
+    /// Largest part of a row, in bytes, that the bulk copy takes. [`parts`](Self::parts) must be large
+    /// enough.
     pub const BULK_BYTES: u32 = 15_360;
 
     /// Bytes of a part of a row.
@@ -62,7 +63,7 @@ impl ProbeArgs {
         self.row_bytes.div_ceil(self.parts).next_multiple_of(16)
     }
 
-    /// Word in which rank `rank` reports its arrival at the barrier.
+    /// Byte offset, in probe memory, of the word in which rank `rank` reports its arrival at the barrier.
     pub const fn arrival(rank: u32) -> u64 {
         8 * rank as u64
     }
@@ -87,7 +88,8 @@ pub enum Conversion {
     Quotient,
     /// One over `a`, which is at least 1 and finite.
     Reciprocal,
-    /// The multiplier of NVFP4 for scale `a`, a code in the low bits, and the inverse `b` of a global scale.
+    /// Multiplier of NVFP4 for a scale, whose code is the lowest byte of `a`, and the inverse `b` of a global
+    /// scale.
     Multiplier,
     /// [`Activation::apply`] for gate `a` and up `b`.
     Silu,
@@ -188,7 +190,7 @@ pub struct ClearArgs {
     pub vectors: u64,
 }
 
-/// Host and device use the same number for each conversion.
+/// Checks that [`Conversion::of_number`] undoes [`Conversion::number`] for every conversion.
 const _: () = {
     let mut number = 0;
     while number <= Conversion::LowestBit.number() {

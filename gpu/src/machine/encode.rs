@@ -30,7 +30,8 @@ impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
         self.encode_elements(range, token, elements, targets, to);
     }
 
-    /// Encodes the `elements` of a token, like [`encode_token`](Self::encode_token).
+    /// Encodes a token like [`encode_token`](Self::encode_token), but takes its elements from `elements`
+    /// instead of loading them. They must be those of the input, from which a row's own scale is computed.
     #[inline(always)]
     pub fn encode_elements<T: Target>(
         &self,

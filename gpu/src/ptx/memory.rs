@@ -445,7 +445,7 @@ pub unsafe fn count_release_gpu(address: u64) {
     }
 }
 
-/// `atom.relaxed.gpu.global.max`: the value before.
+/// `atom.relaxed.gpu.global.max`. Returns the previous value.
 ///
 /// # Safety
 /// See the module.
@@ -460,7 +460,7 @@ pub unsafe fn max_relaxed_gpu(address: u64, value: u64) -> u64 {
     before
 }
 
-/// `atom.acq_rel.gpu.global.exch`: the value before.
+/// `atom.acq_rel.gpu.global.exch`. Returns the previous value.
 ///
 /// # Safety
 /// See the module.

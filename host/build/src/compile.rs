@@ -70,7 +70,8 @@ pub fn build(
     Build::prepare(workspace_root, target_dir, package)?.run(variant)
 }
 
-/// Folder that cargo builds this workspace into: `CARGO_TARGET_DIR`, or `target`.
+/// Folder that cargo, run in the workspace's root, builds into: `CARGO_TARGET_DIR`, or `target`. A relative
+/// path counts from the root. `build.target-dir` of cargo's configuration is not read.
 pub fn target_dir(workspace_root: &Path) -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => workspace_root.join(folder),

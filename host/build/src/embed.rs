@@ -197,8 +197,8 @@ fn clean(out_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Dates a new file back to the build script's own file. Cargo would run the script again for a watched file
-/// that is newer than the start of the last run.
+/// Gives a file that is newer than the build script the script's modification time. Otherwise cargo would run
+/// the script again, as it does for a watched file that is newer than the start of the last run.
 fn predate(path: &Path) -> Result<()> {
     let script = env::current_exe().file("find", "the build script")?;
     let started_after = modified(&script)?;

@@ -69,11 +69,11 @@ impl FromStr for Variant {
 /// A crate of kernels, compiled to a PTX of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
-    /// `ferry-kernels`: kernels embedded in the host library.
+    /// `ferry-kernels`, with NVSHMEM: kernels embedded in a host library that has the feature `nvshmem`.
     Kernels,
-    /// `ferry-options`: kernels for launches with options, embedded in the host library as well.
+    /// `ferry-options`, with NVSHMEM: kernels for launches with options, likewise.
     Options,
-    /// `ferry-rows`: kernels for rows that stay as they came, embedded in the host library as well.
+    /// `ferry-rows`, with NVSHMEM: kernels for rows that stay as they came, likewise.
     Rows,
     /// [`Kernels`](Self::Kernels) for one node, without NVSHMEM.
     NodeKernels,

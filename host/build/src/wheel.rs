@@ -34,8 +34,8 @@ impl Wheel {
         format!("python3 -m pip install {}=={}", self.name, self.version)
     }
 
-    /// Folder of this wheel's files under `target_dir`. Its name has a part of the sum, so that files fetched
-    /// without a sum or with another one are not used.
+    /// Folder of this wheel's files under `target_dir`. Its name has the first 16 digits of the sum for
+    /// x86_64, so that files fetched without a sum, or before that sum changed, are not used.
     fn folder(&self, target_dir: &Path) -> PathBuf {
         let sum = &self.sha256[0][..16];
         target_dir

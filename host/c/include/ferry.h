@@ -407,18 +407,18 @@ typedef struct {
     ferry_tensor expert_ids;
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    // each dispatch to tell these apart. Not by expert: each row's source rank and token, -1 and -1 in rows
-    // without a token.
+    // each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
+    // -1 and -1 in rows without a token.
     ferry_tensor src_info;
-    // [capacity, top_k] of the type of the call's topk_ids, not by expert: this rank's expert of each top-k
-    // slot, from 0; -1 in other slots and in rows without a token.
+    // [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
+    // top-k slot, from 0; -1 in other slots and in rows without a token.
     ferry_tensor ids;
-    // FERRY_F32 [capacity, top_k], not by expert: the router's weights, 0 where ids is -1.
+    // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
     ferry_tensor weights;
-    // FERRY_I32 [ranks], not by expert: rows from each source rank.
-    ferry_tensor source_rows;
-    // FERRY_I32 [local_experts], not by expert: number of ids that name each expert.
-    ferry_tensor expert_rows;
+    // FERRY_I32 [ranks], if not by expert: rows from each source rank.
+    ferry_tensor source_counts;
+    // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    ferry_tensor expert_counts;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.
@@ -590,8 +590,8 @@ typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;
     // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity. Not by expert: for each row the sum over this rank's
-    // experts, weights applied; rows without a token are not read.
+    // dispatch's tokens, with the same capacity. If rows are not received by expert: for each row the sum
+    // over this rank's experts, each output times its weight; rows without a token are not read.
     ferry_tensor expert_rows;
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     // of a token are not summed.
@@ -607,7 +607,7 @@ typedef struct {
     ferry_tensor bias_1;
     // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     ferry_tensor residual;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned, not by expert: sums begin with it, in f32.
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned, if not by expert: sums begin with it, in f32.
     ferry_tensor initial_0;
     // A second one like initial_0, added after it.
     ferry_tensor initial_1;
@@ -663,7 +663,7 @@ typedef struct {
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     uint32_t clear_absent;
     // 1: combine also returns weights: received_weights of ferry_combine_input to weights of
-    // ferry_combine_output. Not by expert.
+    // ferry_combine_output. Only if receive is not by expert.
     uint32_t combine_weights;
 } ferry_config;
 
@@ -700,8 +700,8 @@ typedef struct {
 
 // Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device
 // memory. Read-only. The contents change while kernels of this rank or of a peer run. The addresses are
-// valid until the communicator is closed or dropped. `ranks` and `local_experts` are those of the plan; with
-// skip_a2a `ranks` is 1 here.
+// valid until the communicator is closed or dropped. In the shapes of the fields, ranks and local_experts
+// are those of the plan; with skip_a2a, ranks is 1.
 typedef struct {
     // sizeof(ferry_device_pointers).
     size_t size;
@@ -753,7 +753,8 @@ typedef struct {
     ferry_tensor input_scales;
     // Written: [capacity, columns] in `format`, 16-byte aligned.
     ferry_tensor output;
-    // Written: the rows' scales, in the same layout as dispatch's.
+    // Written: the rows' scales, in the layout of a dispatch by expert (blockwise FP8: FERRY_F32
+    // [columns / 128, capacity]), whatever the plan's receive layout is. None in BF16.
     ferry_tensor scales;
     // FERRY_U32 [experts], tiled scales only: read, as dispatch wrote them.
     ferry_tensor scale_offsets;
@@ -1209,8 +1210,8 @@ const char *ferry_last_error(void);
 // Returns the name of a ferry_status and its meaning, in English. Valid for ever. Any thread; never fails.
 const char *ferry_status_string(int status);
 
-// Returns a contiguous tensor of one dimension, with the bytes of its elements. It is checked by the calls
-// that take it. Any thread; never fails.
+// Returns a contiguous tensor of one dimension. `bytes` is the size of its elements; 0 if the type is
+// unknown. The calls that take the tensor check it. Any thread; never fails.
 ferry_tensor ferry_tensor_1d(uint64_t address, uint32_t type, uint64_t dim_0);
 
 // Returns a contiguous tensor of two dimensions, the slower one first; see ferry_tensor_1d.

@@ -67,18 +67,18 @@ pub struct ferry_dispatch_output {
     pub expert_ids: ferry_tensor,
     /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    /// each dispatch to tell these apart. Not by expert: each row's source rank and token, -1 and -1 in rows
-    /// without a token.
+    /// each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
+    /// -1 and -1 in rows without a token.
     pub src_info: ferry_tensor,
-    /// [capacity, top_k] of the type of the call's topk_ids, not by expert: this rank's expert of each top-k
-    /// slot, from 0; -1 in other slots and in rows without a token.
+    /// [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
+    /// top-k slot, from 0; -1 in other slots and in rows without a token.
     pub ids: ferry_tensor,
-    /// FERRY_F32 [capacity, top_k], not by expert: the router's weights, 0 where ids is -1.
+    /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
     pub weights: ferry_tensor,
-    /// FERRY_I32 [ranks], not by expert: rows from each source rank.
-    pub source_rows: ferry_tensor,
-    /// FERRY_I32 [local_experts], not by expert: number of ids that name each expert.
-    pub expert_rows: ferry_tensor,
+    /// FERRY_I32 [ranks], if not by expert: rows from each source rank.
+    pub source_counts: ferry_tensor,
+    /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    pub expert_counts: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
@@ -92,8 +92,8 @@ pub struct ferry_combine_input {
     /// sizeof(ferry_combine_input).
     pub size: usize,
     /// FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    /// dispatch's tokens, with the same capacity. Not by expert: for each row the sum over this rank's
-    /// experts, weights applied; rows without a token are not read.
+    /// dispatch's tokens, with the same capacity. If rows are not received by expert: for each row the sum
+    /// over this rank's experts, each output times its weight; rows without a token are not read.
     pub expert_rows: ferry_tensor,
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     /// of a token are not summed.
@@ -109,7 +109,7 @@ pub struct ferry_combine_input {
     pub bias_1: ferry_tensor,
     /// FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
     pub residual: ferry_tensor,
-    /// FERRY_BF16 [tokens, hidden], 16-byte aligned, not by expert: sums begin with it, in f32.
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned, if not by expert: sums begin with it, in f32.
     pub initial_0: ferry_tensor,
     /// A second one like initial_0, added after it.
     pub initial_1: ferry_tensor,
@@ -166,8 +166,8 @@ impl ferry_dispatch_output {
                 src_info: self.src_info.require("src_info")?,
                 ids: self.ids.get("ids")?,
                 weights: self.weights.get("weights")?,
-                source_rows: self.source_rows.get("source_rows")?,
-                expert_rows: self.expert_rows.get("expert_rows")?,
+                source_counts: self.source_counts.get("source_counts")?,
+                expert_counts: self.expert_counts.get("expert_counts")?,
             })
         }
     }
@@ -190,8 +190,8 @@ impl ferry_dispatch_output {
             src_info: ferry_tensor::planned(&layout.src_info),
             ids: some(&layout.ids),
             weights: some(&layout.weights),
-            source_rows: some(&layout.source_rows),
-            expert_rows: some(&layout.expert_rows),
+            source_counts: some(&layout.source_counts),
+            expert_counts: some(&layout.expert_counts),
         }
     }
 
@@ -216,8 +216,8 @@ impl ferry_dispatch_output {
             src_info: shown(&output.src_info),
             ids: optional(output.ids.as_ref()),
             weights: optional(output.weights.as_ref()),
-            source_rows: optional(output.source_rows.as_ref()),
-            expert_rows: optional(output.expert_rows.as_ref()),
+            source_counts: optional(output.source_counts.as_ref()),
+            expert_counts: optional(output.expert_counts.as_ref()),
         }
     }
 }

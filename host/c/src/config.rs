@@ -113,7 +113,7 @@ pub struct ferry_config {
     /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     pub clear_absent: u32,
     /// 1: combine also returns weights: received_weights of ferry_combine_input to weights of
-    /// ferry_combine_output. Not by expert.
+    /// ferry_combine_output. Only if receive is not by expert.
     pub combine_weights: u32,
 }
 sized!(ferry_config, 88);

@@ -8,8 +8,8 @@ use crate::structs::{sized, write};
 
 /// Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device
 /// memory. Read-only. The contents change while kernels of this rank or of a peer run. The addresses are
-/// valid until the communicator is closed or dropped. `ranks` and `local_experts` are those of the plan; with
-/// skip_a2a `ranks` is 1 here.
+/// valid until the communicator is closed or dropped. In the shapes of the fields, ranks and local_experts
+/// are those of the plan; with skip_a2a, ranks is 1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_device_pointers {

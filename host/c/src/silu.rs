@@ -37,7 +37,8 @@ pub struct ferry_silu {
     pub input_scales: ferry_tensor,
     /// Written: [capacity, columns] in `format`, 16-byte aligned.
     pub output: ferry_tensor,
-    /// Written: the rows' scales, in the same layout as dispatch's.
+    /// Written: the rows' scales, in the layout of a dispatch by expert (blockwise FP8: FERRY_F32
+    /// [columns / 128, capacity]), whatever the plan's receive layout is. None in BF16.
     pub scales: ferry_tensor,
     /// FERRY_U32 [experts], tiled scales only: read, as dispatch wrote them.
     pub scale_offsets: ferry_tensor,

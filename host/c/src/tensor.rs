@@ -99,8 +99,8 @@ impl ferry_type {
     }
 }
 
-/// Returns a contiguous tensor of one dimension, with the bytes of its elements. It is checked by the calls
-/// that take it. Any thread; never fails.
+/// Returns a contiguous tensor of one dimension. `bytes` is the size of its elements; 0 if the type is
+/// unknown. The calls that take the tensor check it. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_tensor_1d(address: u64, r#type: u32, dim_0: u64) -> ferry_tensor {
     ferry_tensor::given(address, r#type, [dim_0])

@@ -1,11 +1,10 @@
 //! Checked arguments of dispatch and combine.
 
-use ferry::{Capacity, CombineEpilogue, CombineSteps, DataType, DevicePtr, DispatchTensors};
+use ferry::{Capacity, CombineEpilogue, CombineSteps, DataType};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
-use crate::outputs;
 use crate::plan::Plan;
 use crate::tensor::{Tensor, optional};
 
@@ -44,11 +43,6 @@ impl DispatchInput {
     }
 
     #[getter]
-    fn tokens(&self) -> usize {
-        self.input.x.dims[0]
-    }
-
-    #[getter]
     fn wide_ids(&self) -> bool {
         self.input.topk_ids.data_type == DataType::I64
     }
@@ -72,34 +66,19 @@ impl DispatchOutput {
         wide_ids: bool,
         tensors: &Bound<'_, PyDict>,
     ) -> PyResult<Self> {
-        let mut at = DispatchTensors {
-            tokens: None,
-            scales: None,
-            scale_offsets: None,
-            row_scales: None,
-            row_offsets: None,
-            expert_ids: None,
-            src_info: DevicePtr::NULL,
-            ids: None,
-            weights: None,
-            source_rows: None,
-            expert_rows: None,
-        };
-        let mut kept = Vec::new();
-        for (name, tensor) in tensors {
-            let name: String = name.extract()?;
-            let tensor = tensor.cast_into::<Tensor>()?;
-            if !outputs::set(&mut at, &name, tensor.get().memory()) {
-                let text = format!("a dispatch has no output {name:?}");
-                return Err(errors::raise("ArgumentError", text));
-            }
-            kept.push(tensor.unbind());
-        }
         let capacity = Capacity {
             rows,
             scale_blocks,
             wide_ids,
         };
+        let layout = plan.plan.output_layout(capacity).map_err(errors::from)?;
+        let mut kept = Vec::new();
+        let at = layout.try_map(|of| {
+            let tensor = tensors.as_any().get_item(of.name)?.cast_into::<Tensor>()?;
+            let memory = tensor.get().written(&of)?;
+            kept.push(tensor.unbind());
+            PyResult::Ok(memory)
+        })?;
         let output = ferry::DispatchOutput::from_addresses(&plan.plan, capacity, &at);
         Ok(Self {
             output: output.map_err(errors::from)?,
@@ -167,8 +146,8 @@ impl CombineInput {
     }
 }
 
-/// A rank's output of a combine: sums of two dimensions, with weights that come back or without, or rows
-/// apart of three.
+/// A rank's output of a combine: sums `[tokens, hidden]`, with or without the returned weights, or rows that
+/// are not summed, `[tokens, top_k, hidden]`.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
 pub(crate) struct CombineOutput {
     pub(crate) output: ferry::CombineOutput,

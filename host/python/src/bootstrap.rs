@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors;
+use crate::interrupt;
 use crate::process::Own;
 
 type Inner = Box<dyn ferry::bootstrap::Bootstrap>;
@@ -47,10 +48,10 @@ impl Bootstrap {
             let text = format!("address is {address:?}, but it is \"host:port\" of rank 0");
             errors::raise("ArgumentError", text)
         })?;
-        let met = py.detach(|| match key {
+        let met = interrupt::on_thread(py, move || match key {
             Some(key) => TcpBootstrap::connect_with_key(rank, ranks, at, timeout, &key),
             None => TcpBootstrap::connect(rank, ranks, at, timeout),
-        });
+        })?;
         Ok(Self::new(
             rank,
             ranks,

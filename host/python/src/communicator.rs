@@ -1,15 +1,17 @@
 //! Communicators.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use ferry::{Capacity, Device, DevicePtr, Rank, Round, Stream, Tensor};
+use ferry::{Capacity, DataType, Device, DevicePtr, Rank, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::errors;
 use crate::fault::Fault;
 use crate::group::{Group, device_name};
+use crate::interrupt;
+use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
 
@@ -24,6 +26,9 @@ pub(crate) struct Communicator {
     /// Kind and number of its device: "simulated", "cuda:1".
     #[pyo3(get)]
     device: String,
+    /// Its number among CUDA devices; -1 for others.
+    pub(crate) ordinal: i32,
+    pub(crate) outputs: Outputs,
 }
 
 struct Inner {
@@ -33,6 +38,9 @@ struct Inner {
     /// Numbers of dispatches and combines that were enqueued, whole or by their first half.
     sent: AtomicU64,
     returned: AtomicU64,
+    /// Tokens of the last dispatch, and whether its ids were i64.
+    tokens: AtomicUsize,
+    wide_ids: AtomicBool,
     /// Whether the slot is empty, for those who do not wait for its lock.
     closed: AtomicBool,
 }
@@ -43,20 +51,29 @@ impl Communicator {
     #[staticmethod]
     fn _create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
         let (group, checked) = (group.open()?, plan.get().plan);
-        let made = py.detach(|| ferry::Communicator::new(group, &checked));
+        let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
+        let layout = checked.output_layout(Capacity::max(&checked));
+        let outputs = layout.and_then(|of| of.try_map(|of| Ok((of.name, of.data_type))));
+        let outputs = outputs.map_err(errors::from)?;
         let one = |communicator: ferry::Communicator| {
             let rank = communicator.rank();
             let device = communicator.device().clone();
+            let name = device_name(&group, rank);
+            let number = name.strip_prefix("cuda:").map(str::parse);
             Self {
                 rank: rank.0,
                 plan: plan.clone_ref(py),
-                device: device_name(group, rank),
+                device: name,
+                ordinal: number.and_then(Result::ok).unwrap_or(-1),
+                outputs,
                 inner: Own::new(Inner {
                     slot: Mutex::new(Some(communicator)),
                     device,
                     sent: AtomicU64::new(0),
                     returned: AtomicU64::new(0),
+                    tokens: AtomicUsize::new(0),
+                    wide_ids: AtomicBool::new(false),
                     closed: AtomicBool::new(false),
                 }),
             }
@@ -104,7 +121,7 @@ impl Communicator {
         self.call(py, |communicator| {
             communicator.dispatch(stream, input, output)
         })?;
-        self.has_sent()
+        self.has_sent(input)
     }
 
     fn _dispatch_async(&self, py: Python<'_>, stream: u64, input: &DispatchInput) -> PyResult<()> {
@@ -112,7 +129,7 @@ impl Communicator {
         self.call(py, |communicator| {
             communicator.dispatch_async(stream, input)
         })?;
-        self.has_sent()
+        self.has_sent(input)
     }
 
     fn _dispatch_counts(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
@@ -199,6 +216,13 @@ impl Communicator {
         Ok((of(&inner.sent), of(&inner.returned)))
     }
 
+    /// Tokens of the last dispatch, and whether its ids were i64.
+    fn _last(&self) -> PyResult<(usize, bool)> {
+        let inner = self.inner.get("communicator")?;
+        let wide_ids = inner.wide_ids.load(Ordering::Relaxed);
+        Ok((inner.tokens.load(Ordering::Relaxed), wide_ids))
+    }
+
     fn _synchronize(&self, py: Python<'_>, stream: u64) -> PyResult<Option<Fault>> {
         let stream = handle(stream);
         let fault = self.call(py, |communicator| communicator.synchronize(stream))?;
@@ -216,7 +240,7 @@ impl Communicator {
         let Some(communicator) = slot.take() else {
             return Ok(());
         };
-        let closed = py.detach(|| communicator.close());
+        let closed = interrupt::detach(py, || communicator.close())?;
         let refused = closed.map_err(|refused| {
             *slot = refused.communicator.map(|communicator| *communicator);
             errors::from(refused.error)
@@ -295,13 +319,13 @@ impl Communicator {
     /// Waits for everything enqueued on `stream`, and looks for no fault.
     fn _wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let device = self.device_of()?;
-        let waited = py.detach(|| device.synchronize(handle(stream)));
+        let waited = interrupt::detach(py, || device.synchronize(handle(stream)))?;
         waited.map_err(errors::from)
     }
 }
 
 impl Communicator {
-    /// Its lock. Another thread that is in a call of it is an error.
+    /// Locks the communicator. Fails with `BusyError` if another thread is in one of its calls.
     pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, Option<ferry::Communicator>>> {
         match self.inner.get("communicator")?.slot.try_lock() {
             Ok(slot) => Ok(slot),
@@ -324,7 +348,7 @@ impl Communicator {
     ) -> PyResult<R> {
         let mut slot = self.lock()?;
         let communicator = slot.as_mut().ok_or_else(|| self.is_closed())?;
-        py.detach(|| act(communicator)).map_err(errors::from)
+        interrupt::detach(py, || act(communicator))?.map_err(errors::from)
     }
 
     /// The error of a use after close.
@@ -345,9 +369,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Counts a dispatch.
-    pub(crate) fn has_sent(&self) -> PyResult<()> {
+    /// Notes a dispatch.
+    pub(crate) fn has_sent(&self, input: &ferry::DispatchInput) -> PyResult<()> {
         let inner = self.inner.get("communicator")?;
+        let wide_ids = input.topk_ids.data_type == DataType::I64;
+        inner.tokens.store(input.x.dims[0], Ordering::Relaxed);
+        inner.wide_ids.store(wide_ids, Ordering::Relaxed);
         inner.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

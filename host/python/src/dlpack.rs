@@ -1,6 +1,7 @@
 //! Memory of the library for other libraries: DLPack.
 
 use std::ffi::{CStr, c_void};
+use std::ptr;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -10,17 +11,33 @@ const NAME: &CStr = c"dltensor";
 
 /// `DLTensor` of dlpack.h, version 1.0.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device: i32,
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+pub(crate) struct DlTensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device_type: i32,
+    pub(crate) device: i32,
+    pub(crate) ndim: i32,
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+    pub(crate) shape: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) byte_offset: u64,
+}
+
+impl DlTensor {
+    /// A tensor for others to fill.
+    pub(crate) const EMPTY: Self = Self {
+        data: ptr::null_mut(),
+        device_type: 0,
+        device: 0,
+        ndim: 0,
+        code: 0,
+        bits: 0,
+        lanes: 0,
+        shape: ptr::null(),
+        strides: ptr::null(),
+        byte_offset: 0,
+    };
 }
 
 /// `DLManagedTensor` of dlpack.h, the form without a version, which every library takes.
@@ -73,7 +90,7 @@ pub(crate) fn dlpack<'py>(
     let exported = Box::into_raw(Box::new(Exported {
         managed: Managed {
             tensor,
-            context: std::ptr::null_mut(),
+            context: ptr::null_mut(),
             deleter: Some(delete),
         },
         _sizes: sizes,

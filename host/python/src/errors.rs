@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use ferry::Error;
 use ferry::error::{LocalRanksError, Problem};
+use ferry::simulator::SimulatorError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::fault::Fault;
+use crate::interrupt;
 
 /// Module of the exceptions.
 const MODULE: &str = "ferry_ep.errors";
@@ -52,10 +54,9 @@ pub(crate) fn from_any(error: impl Into<Error>) -> PyErr {
 /// Returns the exception of `error` with another text: that of an error around it.
 fn with_text(error: Error, text: String) -> PyErr {
     match error {
-        Error::Plan(plan) => build("PlanError", text, |fields| {
-            let problems: Vec<_> = plan.problems.iter().map(problem).collect();
-            fields.set_item("problems", problems)
-        }),
+        Error::Plan(error) => plan(error.problems.iter().map(problem).collect()),
+        // In words of Python.
+        Error::RoundOpen { .. } => raise("OrderError", text.replace("drop it,", "`del` it,")),
         Error::Tensor(given) => tensor_with(text, given.tensor, &given.wanted, &given.given),
         Error::TensorsOverlap { first, second } => tensor_with(
             text,
@@ -97,6 +98,9 @@ fn with_text(error: Error, text: String) -> PyErr {
             fields.set_item("lost_rank", error.lost_rank())
         }),
         Error::LocalRanks(error) => of_local_ranks(error, text),
+        Error::Simulator(SimulatorError::Interrupted) => {
+            interrupt::take().unwrap_or_else(|| raise("SimulatorError", text))
+        }
         other => raise(class_of(&other), text),
     }
 }
@@ -160,7 +164,24 @@ fn of_local_ranks(error: LocalRanksError, text: String) -> PyErr {
     }
 }
 
-fn problem(problem: &Problem) -> (&'static str, String, String) {
+/// Field, value and rule.
+pub(crate) type Broken = (&'static str, String, String);
+
+/// Returns a `PlanError` of these problems.
+pub(crate) fn plan(problems: Vec<Broken>) -> PyErr {
+    let lines = problems
+        .iter()
+        .map(|(field, value, rule)| format!("\n  {field} is {value}, but {rule}"));
+    let text = format!(
+        "the configuration does not work:{}",
+        String::from_iter(lines)
+    );
+    build("PlanError", text, |fields| {
+        fields.set_item("problems", problems)
+    })
+}
+
+pub(crate) fn problem(problem: &Problem) -> Broken {
     (problem.field, problem.value.clone(), problem.rule.clone())
 }
 
@@ -172,7 +193,7 @@ fn tensor_with(text: String, name: &str, wanted: &str, given: &str) -> PyErr {
     })
 }
 
-/// Makes an exception. An error on the way is returned instead.
+/// Makes an exception of `class` with a text and fields. If that fails, returns the error of the attempt.
 fn build(
     class: Name,
     text: String,

@@ -1,6 +1,7 @@
 //! Groups of ranks.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ferry::Rank;
 use ferry::simulator::{Lost, Options};
@@ -8,13 +9,14 @@ use pyo3::prelude::*;
 
 use crate::bootstrap::Bootstrap;
 use crate::errors;
+use crate::interrupt;
 use crate::process::Own;
 
 /// The ranks that exchange tokens. ``with`` closes it.
 ///
 /// A handle is of use only in the process that made it: a fork gets :class:`ferry_ep.ForkError`.
 #[pyclass(frozen, module = "ferry_ep")]
-pub(crate) struct Group(Own<ferry::Group>);
+pub(crate) struct Group(Own<Mutex<Option<ferry::Group>>>);
 
 #[pymethods]
 impl Group {
@@ -41,6 +43,7 @@ impl Group {
             patience: patience
                 .map(|patience| errors::seconds("patience", patience))
                 .transpose()?,
+            interrupted: Some(interrupt::is_interrupted),
             ..Options::new(ranks, seed)
         };
         Self::made(py.detach(|| ferry::Group::simulated_with(options)))
@@ -52,10 +55,16 @@ impl Group {
     /// other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
     /// have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
     ///
+    /// ``key``, bytes or text, names the job: a process with another one is sent away, and all others go on.
+    /// Without keys, give each job a path of its own, as processes cannot tell whose rank 0 they found.
+    /// Rank 0 replaces no file but a socket at which nobody listens, fails if another rank 0 listens
+    /// there, and so do both jobs then, and removes the socket before this returns.
+    ///
     /// A process that ends is a lost rank. If rank 0's ends, calls of the others raise
     /// :class:`ferry_ep.SimulatorError` at once.
     #[staticmethod]
-    #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python call")]
+    #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0, key=None))]
     fn simulated_at(
         py: Python<'_>,
         path: PathBuf,
@@ -64,14 +73,19 @@ impl Group {
         seed: u64,
         patience: Option<f64>,
         timeout: f64,
+        key: Option<Key>,
     ) -> PyResult<Self> {
         let patience = patience.map(|patience| errors::seconds("patience", patience));
         let options = Options {
             patience: patience.transpose()?,
+            key: key.map_or_else(Vec::new, Key::bytes),
+            interrupted: Some(interrupt::is_interrupted),
             ..Options::new(ranks, seed)
         };
         let timeout = errors::seconds("timeout", timeout)?;
-        Self::made(py.detach(|| ferry::Group::simulated_at(&path, Rank(rank), &options, timeout)))
+        Self::made(interrupt::detach(py, || {
+            ferry::Group::simulated_at(&path, Rank(rank), &options, timeout)
+        })?)
     }
 
     /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
@@ -177,14 +191,14 @@ impl Group {
     fn device(&self, rank: u32) -> PyResult<String> {
         let group = self.open()?;
         group.device(Rank(rank)).map_err(errors::from)?;
-        Ok(device_name(group, Rank(rank)))
+        Ok(device_name(&group, Rank(rank)))
     }
 
     /// Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
     /// communicators: nothing was done then.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.open()?;
-        py.detach(|| group.close()).map_err(errors::from)
+        interrupt::detach(py, || group.close())?.map_err(errors::from)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -200,11 +214,17 @@ impl Group {
         traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (error, traceback);
-        match self.close(py) {
-            // The exception under way says more.
-            Err(_) if kind.is_some() => Ok(()),
-            closed => closed,
+        if kind.is_none() {
+            return self.close(py);
         }
+        let group = self.open()?;
+        if group.local_ranks().len() == group.ranks() as usize {
+            // Waits for nobody. The exception under way says more than an error.
+            let _ = py.detach(|| group.close());
+        } else {
+            drop(self.slot()?.take());
+        }
+        Ok(())
     }
 
     fn __repr__(&self) -> PyResult<String> {
@@ -219,15 +239,37 @@ impl Group {
 }
 
 impl Group {
-    /// The group, unless this process is a fork.
-    pub(crate) fn open(&self) -> PyResult<&ferry::Group> {
-        self.0.get("group")
+    /// The group, unless this process is a fork or has left it.
+    pub(crate) fn open(&self) -> PyResult<ferry::Group> {
+        let group = self.slot()?.clone();
+        group.ok_or_else(|| errors::raise("ClosedError", "the group was left with an exception"))
+    }
+
+    fn slot(&self) -> PyResult<MutexGuard<'_, Option<ferry::Group>>> {
+        let slot = self.0.get("group")?;
+        Ok(slot.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn made(group: Result<ferry::Group, ferry::Error>) -> PyResult<Self> {
         group
-            .map(|group| Self(Own::new(group)))
+            .map(|group| Self(Own::new(Mutex::new(Some(group)))))
             .map_err(errors::from)
+    }
+}
+
+/// Key of a job.
+#[derive(FromPyObject)]
+pub(crate) enum Key {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Key {
+    fn bytes(self) -> Vec<u8> {
+        match self {
+            Self::Text(text) => text.into_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
     }
 }
 

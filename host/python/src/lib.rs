@@ -5,7 +5,6 @@
 
 use pyo3::prelude::*;
 
-mod addresses;
 mod arguments;
 mod bootstrap;
 mod communicator;
@@ -13,11 +12,14 @@ mod dlpack;
 mod errors;
 mod fault;
 mod group;
+mod interrupt;
 mod local_ranks;
+mod operators;
 mod outputs;
 mod plan;
 mod prepared;
 mod process;
+mod reader;
 mod silu;
 mod tensor;
 
@@ -48,10 +50,13 @@ mod _ferry {
     #[pymodule_export]
     use super::prepared::{PreparedCombine, PreparedDispatch};
     #[pymodule_export]
+    use super::reader::Reader;
+    #[pymodule_export]
     use super::tensor::Tensor;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::process::count_forks(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("has_cuda", cfg!(feature = "cuda"))?;
         module.add("has_nvshmem", cfg!(feature = "nvshmem"))

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::{Communicator, handle};
 use crate::errors;
+use crate::interrupt;
 
 type Ranks<'py> = Vec<PyRef<'py, Communicator>>;
 
@@ -56,7 +57,8 @@ pub(crate) fn dispatch_all(
     call(py, &ranks, &streams, |ranks, streams| {
         ferry::Communicator::dispatch_all(ranks, streams, &inputs, &outputs)
     })?;
-    ranks.iter().try_for_each(|rank| rank.has_sent())
+    let mut all = ranks.iter().zip(&inputs);
+    all.try_for_each(|(rank, input)| rank.has_sent(input))
 }
 
 #[pyfunction]
@@ -70,7 +72,8 @@ pub(crate) fn dispatch_async_all(
     call(py, &ranks, &streams, |ranks, streams| {
         ferry::Communicator::dispatch_async_all(ranks, streams, &inputs)
     })?;
-    ranks.iter().try_for_each(|rank| rank.has_sent())
+    let mut all = ranks.iter().zip(&inputs);
+    all.try_for_each(|(rank, input)| rank.has_sent(input))
 }
 
 #[pyfunction]
@@ -155,7 +158,7 @@ pub(crate) fn close_all(py: Python<'_>, ranks: Ranks<'_>) -> PyResult<()> {
         slots.push(rank.lock()?);
     }
     let all: Vec<_> = slots.iter_mut().filter_map(|slot| slot.take()).collect();
-    let closed = py.detach(|| ferry::Communicator::close_all(all));
+    let closed = interrupt::detach(py, || ferry::Communicator::close_all(all))?;
     let mut first = None;
     for (number, failure) in closed
         .err()

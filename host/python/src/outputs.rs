@@ -1,27 +1,41 @@
-//! The output tensors of a dispatch by name: the one list of them on this side.
+//! The output tensors of a dispatch.
 
-use ferry::{DevicePtr, DispatchTensors};
+use ferry::{DispatchOutput, DispatchTensors, Plan, ReceiveLayout, ScaleTensor};
+use pyo3::prelude::*;
 
-/// Sets the address of the output `name`; false if a dispatch has none of that name. The library refuses
-/// those that are missing, or too many, by name.
-pub(crate) fn set(outputs: &mut DispatchTensors<DevicePtr>, name: &str, at: DevicePtr) -> bool {
-    let place = match name {
-        "tokens" => &mut outputs.tokens,
-        "scales" => &mut outputs.scales,
-        "scale_offsets" => &mut outputs.scale_offsets,
-        "row_scales" => &mut outputs.row_scales,
-        "row_offsets" => &mut outputs.row_offsets,
-        "expert_ids" => &mut outputs.expert_ids,
-        "src_info" => {
-            outputs.src_info = at;
-            return true;
-        }
-        "ids" => &mut outputs.ids,
-        "weights" => &mut outputs.weights,
-        "source_rows" => &mut outputs.source_rows,
-        "expert_rows" => &mut outputs.expert_rows,
-        _ => return false,
+use crate::reader::{Argument, Given};
+
+/// Name and type of each output that a plan has.
+pub(crate) type Outputs = DispatchTensors<Argument>;
+
+/// The outputs in these tensors. The call checks them.
+pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<DispatchOutput> {
+    fn of<const N: usize>(given: Option<&Given>) -> PyResult<Option<ferry::Tensor<N>>> {
+        given.map(Given::of).transpose()
+    }
+    let config = plan.config();
+    let by_expert = config.receive == ReceiveLayout::ByExpert;
+    let is_transposed =
+        config.transposed_scales || (by_expert && config.format.scale_layout().is_none());
+    let scales = match (&given.scales, &given.scale_offsets) {
+        (Some(scales), Some(offsets)) => Some(ScaleTensor::Tiled {
+            scales: scales.of()?,
+            offsets: offsets.of()?,
+        }),
+        (Some(scales), None) if is_transposed => Some(ScaleTensor::Transposed(scales.of()?)),
+        (Some(scales), None) => Some(ScaleTensor::RowMajor(scales.of()?)),
+        (None, _) => None,
     };
-    *place = Some(at);
-    true
+    Ok(DispatchOutput {
+        tokens: of(given.tokens.as_ref())?,
+        scales,
+        row_scales: of(given.row_scales.as_ref())?,
+        row_offsets: of(given.row_offsets.as_ref())?,
+        expert_ids: of(given.expert_ids.as_ref())?,
+        src_info: given.src_info.of()?,
+        ids: of(given.ids.as_ref())?,
+        weights: of(given.weights.as_ref())?,
+        source_counts: of(given.source_counts.as_ref())?,
+        expert_counts: of(given.expert_counts.as_ref())?,
+    })
 }

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use ferry::{
-    Capacity, CombineMode, Config, Rank, ReceiveLayout, ReceivedRows, TensorLayout, TokenFormat,
+    Capacity, CombineMode, Config, Error, Rank, ReceiveLayout, ReceivedRows, TensorLayout,
+    TokenFormat,
 };
 use half::bf16;
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -49,8 +51,7 @@ impl<'py> IntoPyObject<'py> for &Kept {
 impl Plan {
     #[new]
     fn new(group: &Group, config: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let checked = read(config)?;
-        let plan = ferry::Plan::new(group.open()?, checked).map_err(errors::from)?;
+        let plan = checked(group, config)?;
         let config = Kept(config.clone().unbind());
         Ok(Self { plan, config })
     }
@@ -78,7 +79,8 @@ impl Plan {
         self.plan.first_expert(Rank(rank))
     }
 
-    /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these.
+    /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
+    /// one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
     #[getter]
     fn groups(&self) -> usize {
         self.plan.groups()
@@ -122,7 +124,8 @@ impl Plan {
         ))
     }
 
-    /// Returns start and end of the tokens that the shared expert gets on ``rank``.
+    /// Returns the range ``(start, end)``, ``end`` excluded, of those of ``tokens`` tokens that the
+    /// shared expert gets on ``rank``; it is empty without a shared expert.
     fn shared_tokens(&self, rank: u32, tokens: usize) -> (usize, usize) {
         let range = self.plan.shared_tokens(Rank(rank), tokens);
         (range.start, range.end)
@@ -207,47 +210,122 @@ impl Plan {
     }
 }
 
-/// Reads the attributes of a `Config`.
-fn read(given: &Bound<'_, PyAny>) -> PyResult<Config> {
-    fn word<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> PyResult<T> {
-        text.parse()
-            .map_err(|unknown: T::Err| errors::raise("ArgumentError", unknown.to_string()))
+/// Reader of the attributes of a `Config`, which notes those that it cannot read.
+struct Reader<'a, 'py> {
+    given: &'a Bound<'py, PyAny>,
+    broken: Vec<errors::Broken>,
+}
+
+impl Reader<'_, '_> {
+    /// Reads `field`. `None` if it breaks `rule`.
+    fn field<T: for<'a> FromPyObjectOwned<'a>>(
+        &mut self,
+        field: &'static str,
+        rule: &str,
+    ) -> PyResult<Option<T>> {
+        let value = self.given.getattr(field)?;
+        let read = value.extract().ok();
+        if read.is_none() {
+            self.note(field, rule)?;
+        }
+        Ok(read)
     }
-    let get = |name: &str| given.getattr(name);
-    let seconds: f64 = get("deadline")?.extract()?;
-    let deadline = Duration::try_from_secs_f64(seconds).map_err(|_| {
-        let text = format!("deadline is {seconds}, but it is a number of seconds above 0");
-        errors::raise("ArgumentError", text)
-    })?;
-    let size = |name: &str| -> PyResult<usize> {
-        let value = get(name)?;
-        value.extract().map_err(|_| {
-            let text = format!("{name} is {value}, but it is a number of at least 0");
-            errors::raise("ArgumentError", text)
-        })
+
+    fn size(&mut self, field: &'static str) -> PyResult<usize> {
+        let read = self.field(field, "it must be a whole number of at least 0")?;
+        Ok(read.unwrap_or_default())
+    }
+
+    fn flag(&mut self, field: &'static str) -> PyResult<bool> {
+        Ok(self
+            .field(field, "it must be True or False")?
+            .unwrap_or(false))
+    }
+
+    fn most(&mut self, field: &'static str) -> PyResult<Option<usize>> {
+        let read: Option<Option<usize>> =
+            self.field(field, "it must be a whole number above 0, or None")?;
+        Ok(read.flatten())
+    }
+
+    /// Reads a name; `default` stands for one that there is not.
+    fn word<T: std::str::FromStr<Err: std::fmt::Display>>(
+        &mut self,
+        field: &'static str,
+        default: T,
+    ) -> PyResult<T> {
+        let Some(text) = self.field::<String>(field, "it must be a text")? else {
+            return Ok(default);
+        };
+        match text.parse() {
+            Ok(read) => Ok(read),
+            Err(unknown) => {
+                let text = unknown.to_string();
+                let (_, names) = text.split_once(": ").unwrap_or(("", &text));
+                self.note(field, names)?;
+                Ok(default)
+            }
+        }
+    }
+
+    fn seconds(&mut self, field: &'static str) -> PyResult<Duration> {
+        let rule = "it must be a number of seconds, above 0 and at most a day";
+        let Some(read) = self.field::<f64>(field, rule)? else {
+            return Ok(Duration::from_secs(1));
+        };
+        let seconds = Duration::try_from_secs_f64(read);
+        if seconds.is_err() {
+            self.note(field, rule)?;
+        }
+        Ok(seconds.unwrap_or(Duration::from_secs(1)))
+    }
+
+    fn note(&mut self, field: &'static str, rule: &str) -> PyResult<()> {
+        let value = self.given.getattr(field)?.repr()?.to_string();
+        self.broken.push((field, value, rule.to_owned()));
+        Ok(())
+    }
+}
+
+/// Reads a `Config` and makes its plan. A `PlanError` has every problem; without all sizes, only those of
+/// fields that cannot be read.
+fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
+    let broken = Vec::new();
+    let mut reader = Reader { given, broken };
+    let sizes = Config::new(
+        reader.size("experts")?,
+        reader.size("top_k")?,
+        reader.size("hidden")?,
+        reader.size("max_tokens_per_rank")?,
+    );
+    let has_sizes = reader.broken.is_empty();
+    let config = Config {
+        p2p_world_size: reader.most("p2p_world_size")?,
+        format: reader.word("format", TokenFormat::Bf16)?,
+        combine: reader.word("combine", CombineMode::Reduced)?,
+        receive: reader.word("receive", ReceiveLayout::ByExpert)?,
+        transposed_scales: reader.flag("transposed_scales")?,
+        clear_absent: reader.flag("clear_absent")?,
+        combine_weights: reader.flag("combine_weights")?,
+        shared_expert: reader.flag("shared_expert")?,
+        deadline: reader.seconds("deadline")?,
+        debug_checks: reader.flag("debug_checks")?,
+        max_sms: reader
+            .most("max_sms")?
+            .map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
+        skip_a2a: reader.flag("skip_a2a")?,
+        specialise: reader.flag("specialise")?,
+        options: reader.flag("options")?,
+        ..sizes
     };
-    Ok(Config {
-        p2p_world_size: get("p2p_world_size")?.extract()?,
-        format: word::<TokenFormat>(get("format")?.extract()?)?,
-        combine: word::<CombineMode>(get("combine")?.extract()?)?,
-        receive: word::<ReceiveLayout>(get("receive")?.extract()?)?,
-        transposed_scales: get("transposed_scales")?.extract()?,
-        clear_absent: get("clear_absent")?.extract()?,
-        combine_weights: get("combine_weights")?.extract()?,
-        shared_expert: get("shared_expert")?.extract()?,
-        deadline,
-        debug_checks: get("debug_checks")?.extract()?,
-        max_sms: get("max_sms")?.extract()?,
-        skip_a2a: get("skip_a2a")?.extract()?,
-        specialise: get("specialise")?.extract()?,
-        options: get("options")?.extract()?,
-        ..Config::new(
-            size("experts")?,
-            size("top_k")?,
-            size("hidden")?,
-            size("max_tokens_per_rank")?,
-        )
-    })
+    let mut broken = reader.broken;
+    if broken.is_empty() {
+        return ferry::Plan::new(&group.open()?, config).map_err(errors::from);
+    }
+    if has_sizes && let Err(Error::Plan(error)) = ferry::Plan::new(&group.open()?, config) {
+        broken.extend(error.problems.iter().map(errors::problem));
+    }
+    Err(errors::plan(broken))
 }
 
 /// Bits of an element of a format, elements that share a scale (0: none), and the layout of scales.

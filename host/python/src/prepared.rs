@@ -12,7 +12,7 @@ pub(crate) struct PreparedDispatch {
     communicator: Py<Communicator>,
     input: ferry::DispatchInput,
     output: ferry::DispatchOutput,
-    /// Keep the tensors alive.
+    /// Keeps the tensors alive.
     _kept: (Py<arguments::DispatchInput>, Py<arguments::DispatchOutput>),
 }
 
@@ -52,7 +52,7 @@ impl PreparedDispatch {
         communicator.call(py, |communicator| {
             communicator.dispatch(stream, &input, output)
         })?;
-        communicator.has_sent()
+        communicator.has_sent(&input)
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct PreparedCombine {
     communicator: Py<Communicator>,
     input: ferry::CombineInput,
     output: CombineOutput,
-    /// Keep the tensors alive.
+    /// Keeps the tensors alive.
     _kept: (Py<arguments::CombineInput>, Py<arguments::CombineOutput>),
 }
 

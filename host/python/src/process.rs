@@ -2,15 +2,36 @@
 
 use std::mem::ManuallyDrop;
 use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::errors;
+
+/// Number of forks between the first process with this module and this one. Handles compare it rather than
+/// the process's number, which costs a system call.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Lets the interpreter count its forks.
+pub(crate) fn count_forks(py: Python<'_>) -> PyResult<()> {
+    let options = PyDict::new(py);
+    options.set_item("after_in_child", pyo3::wrap_pyfunction!(has_forked, py)?)?;
+    let os = py.import("os")?;
+    os.call_method("register_at_fork", (), Some(&options))?;
+    Ok(())
+}
+
+#[pyfunction]
+fn has_forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// A value that is used and dropped only by the process that made it: a child of a fork has neither the
 /// driver nor the simulator's thread.
 pub(crate) struct Own<T> {
     process: u32,
+    forks: u32,
     value: ManuallyDrop<T>,
 }
 
@@ -18,22 +39,27 @@ impl<T> Own<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
             process: process::id(),
+            forks: FORKS.load(Ordering::Relaxed),
             value: ManuallyDrop::new(value),
         }
     }
 
+    fn is_here(&self) -> bool {
+        self.forks == FORKS.load(Ordering::Relaxed)
+    }
+
     /// Returns the value, or `ForkError` after a fork. `what` is the handle's kind: "group".
     pub(crate) fn get(&self, what: &str) -> PyResult<&T> {
-        let here = process::id();
-        if here == self.process {
+        if self.is_here() {
             return Ok(&self.value);
         }
         Err(errors::raise(
             "ForkError",
             format!(
-                "the {what} was made by process {}, and process {here} is a fork of it: start processes \
+                "the {what} was made by process {}, and process {} is a fork of it: start processes \
                  before groups are made, or with the method \"spawn\"",
-                self.process
+                self.process,
+                process::id()
             ),
         ))
     }
@@ -41,7 +67,7 @@ impl<T> Own<T> {
 
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
-        if process::id() == self.process {
+        if self.is_here() {
             // SAFETY: nothing uses the value after this drop, which runs once.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }

@@ -58,7 +58,8 @@ impl Communicator {
     }
 }
 
-/// The scales of a format. Some that the format does not have are left to the library's check.
+/// Returns the scales for a format, or `None` if none are given. Fails if tiled scales come without
+/// `offsets`, which are ignored in other layouts. The library refuses scales that the format does not have.
 fn scale_tensor(
     format: TokenFormat,
     scales: Option<&Bound<'_, Tensor>>,

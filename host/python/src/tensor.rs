@@ -1,6 +1,6 @@
 //! Tensors: an address, a type, sizes and strides.
 
-use ferry::{DataType, DevicePtr};
+use ferry::{DataType, DevicePtr, TensorLayout};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -92,17 +92,7 @@ impl Tensor {
     /// Bytes from the first element to the end of the last.
     #[getter]
     pub(crate) fn nbytes(&self) -> u64 {
-        if self.dims.contains(&0) {
-            return 0;
-        }
-        let ends = self.dims.iter().zip(&self.strides);
-        let last = ends.fold(0_u128, |sum, (&dim, &stride)| {
-            sum.saturating_add((dim as u128 - 1).saturating_mul(stride as u128))
-        });
-        let bits = last
-            .saturating_add(1)
-            .saturating_mul(self.data_type.bits().into());
-        u64::try_from(bits.div_ceil(8)).unwrap_or(u64::MAX)
+        extent(&self.dims, &self.strides, self.data_type)
     }
 
     fn __repr__(&self) -> String {
@@ -121,6 +111,23 @@ impl Tensor {
         // SAFETY: whoever made the tensor promised that these bytes are its device's, and outlive their use:
         // documented on `ferry_ep.Tensor`.
         unsafe { DevicePtr::new(self.address, self.nbytes()) }
+    }
+
+    /// The memory of an output, which has elements of its type, without gaps.
+    pub(crate) fn written(&self, of: &TensorLayout) -> PyResult<DevicePtr> {
+        if !of.data_type.takes(self.data_type) {
+            let wanted = format!("elements of {}", of.data_type);
+            return Err(errors::tensor(of.name, &wanted, self.data_type.name()));
+        }
+        let dense = dense(&self.dims);
+        let mut sizes = self.dims.iter().zip(self.strides.iter().zip(&dense));
+        let is_dense = sizes.all(|(&dim, (given, wanted))| dim == 1 || given == wanted);
+        if !is_dense && !self.dims.contains(&0) {
+            let wanted = format!("strides {dense:?}, in elements: make it contiguous");
+            let given = format!("{:?} (shape {:?})", self.strides, self.dims);
+            return Err(errors::tensor(of.name, &wanted, &given));
+        }
+        Ok(self.memory())
     }
 
     /// Number of dimensions.
@@ -149,6 +156,21 @@ impl Tensor {
             strides,
         })
     }
+}
+
+/// Bytes from the first element to the end of the last.
+pub(crate) fn extent(dims: &[usize], strides: &[usize], data_type: DataType) -> u64 {
+    if dims.contains(&0) {
+        return 0;
+    }
+    let ends = dims.iter().zip(strides);
+    let last = ends.fold(0_u128, |sum, (&dim, &stride)| {
+        sum.saturating_add((dim as u128 - 1).saturating_mul(stride as u128))
+    });
+    let bits = last
+        .saturating_add(1)
+        .saturating_mul(data_type.bits().into());
+    u64::try_from(bits.div_ceil(8)).unwrap_or(u64::MAX)
 }
 
 /// Strides, in elements, of a tensor without gaps.

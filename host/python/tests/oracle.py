@@ -97,7 +97,7 @@ class Kept:
         self.src_info = np.full((rows, 2), -1)
         self.ids = np.full((rows, problem.top_k), -1)
         self.weights = np.zeros((rows, problem.top_k), dtype=F32)
-        self.source_rows = np.zeros(problem.ranks, dtype=np.int64)
+        self.source_counts = np.zeros(problem.ranks, dtype=np.int64)
         for source, ids in enumerate(problem.ids):
             for token in range(len(ids)):
                 is_here = ids[token] // local == rank
@@ -111,8 +111,8 @@ class Kept:
                 self.src_info[row] = source, token
                 self.ids[row] = np.where(is_here, ids[token] - rank * local, -1)
                 self.weights[row] = np.where(is_here, problem.weights[source][token], 0)
-                self.source_rows[source] += 1
-        self.expert_rows = np.array([(self.ids == number).sum() for number in range(local)])
+                self.source_counts[source] += 1
+        self.expert_counts = np.array([(self.ids == number).sum() for number in range(local)])
 
     def tokens(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of the rows with a token, and these tokens: f32."""

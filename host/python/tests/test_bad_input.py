@@ -27,9 +27,21 @@ def refused(of, error, match, **changes):
 def test_tensors_are_named(of):
     x, ids, weights = of.problem(1).arguments
     error = refused(of, ferry.TensorError, "tensor x", x=x[0].astype(np.float64))
-    assert (error.name, error.wanted, error.given) == ("x", "elements of bf16", "float64")
+    assert (error.name, error.given) == ("x", "float64")
+    assert all(word in error.wanted for word in ("torch.bfloat16", "uint16", "to_bf16"))
+    error = refused(of, ferry.TensorError, "to_bf16", x=x[0].astype(np.float32))
+    assert (error.name, error.given) == ("x", "f32")
+    for name, given in (("x", x[0]), ("topk_ids", ids[0]), ("topk_weights", weights[0])):
+        swapped = given.astype(given.dtype.newbyteorder())
+        error = refused(of, ferry.TensorError, f"tensor {name}: .*byte order", **{name: swapped})
+        assert error.given == f"type {swapped.dtype.str}"
+    error = refused(of, ferry.TensorError, "tensor topk_ids", topk_ids=ids[0].astype(np.uint32))
+    assert (error.wanted, error.given) == ("elements of i32 or i64", "u32")
     error = refused(of, ferry.TensorError, "tensor topk_ids", topk_ids=ids[0].astype(np.int64))
-    assert (error.name, error.given) == ("topk_ids", "i64") and "options is false" in error.wanted
+    assert (error.name, error.given) == (
+        "topk_ids",
+        "i64",
+    ) and "pass i32, or set options to true" in error.wanted
     error = refused(of, ferry.TensorError, "tensor topk_ids", topk_ids=ids[0][:, :1])
     assert error.wanted == "shape [5, 2]"
     error = refused(of, ferry.TensorError, "tensor topk_weights", topk_weights=weights[0].T)
@@ -83,24 +95,40 @@ def test_a_plan_names_all_problems():
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"format": "fp9"}, "no such token format"),
-        ({"combine": "sum"}, "no such mode"),
-        ({"deadline": -1.0}, "deadline is -1"),
-        ({"hidden": "wide"}, "hidden is wide"),
+        ({"format": "fp9"}, "format is 'fp9', but there are bf16, "),
+        ({"combine": "sum"}, "combine is 'sum', but there are reduced and exact"),
+        ({"receive": "by_expert"}, "receive is 'by_expert', but there are by-expert, "),
+        ({"deadline": -1.0}, "deadline is -1.0, but it must be"),
+        ({"deadline": 0}, "deadline is 0 s, but it must be above zero"),
+        ({"deadline": "soon"}, "deadline is 'soon', but it must be a number of seconds"),
+        ({"hidden": "wide"}, "hidden is 'wide', but it must be a whole number"),
+        ({"experts": "6"}, "experts is '6', but"),
         ({"experts": -2}, "experts is -2"),
+        ({"options": "yes"}, "options is 'yes', but it must be True or False"),
+        ({"max_sms": 1.5}, "max_sms is 1.5, but it must be a whole number"),
     ],
 )
 def test_words_of_a_configuration(changes, match):
     group = ferry.Group.simulated(2)
     sizes = {"experts": 4, "top_k": 2, "hidden": 64, "max_tokens_per_rank": 2}
-    with pytest.raises(ferry.ArgumentError, match=match):
+    with pytest.raises(ferry.PlanError, match=match) as raised:
         ferry.Plan(group, ferry.Config(**(sizes | changes)))
+    assert [problem.field for problem in raised.value.problems] == list(changes)
+
+
+def test_words_and_sizes_are_refused_together():
+    sizes = {"experts": 3, "top_k": 2, "hidden": 12, "max_tokens_per_rank": 2}
+    config = ferry.Config(**sizes, format="fp9", receive="rows", deadline=0)
+    with pytest.raises(ferry.PlanError) as raised:
+        ferry.Plan(ferry.Group.simulated(2), config)
+    fields = {problem.field for problem in raised.value.problems}
+    assert fields == {"format", "receive", "experts", "hidden", "deadline"}
 
 
 def test_multiprocessors_of_later_calls():
     group = ferry.Group.simulated(2)
     config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2, receive="view", max_sms=4)
-    with ferry.Communicator(group, ferry.Plan(group, config)) as ranks:
+    with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
         ranks[0].limit_sms(3)
         assert [rank.max_sms for rank in ranks] == [3, 4]
         for refused in (0, 5):
@@ -109,9 +137,10 @@ def test_multiprocessors_of_later_calls():
         ranks[0].limit_sms(None)
         assert ranks[0].max_sms == 4
     config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2)
-    with ferry.Communicator(group, ferry.Plan(group, config)) as ranks:
+    with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
+        ranks[0].limit_sms(None)
         with pytest.raises(ferry.ArgumentError, match="receive is by-expert"):
-            ranks[0].limit_sms(None)
+            ranks[0].limit_sms(1)
 
 
 def test_calls_out_of_order(of):
@@ -123,7 +152,7 @@ def test_calls_out_of_order(of):
         of.ranks.dispatch(x, ids)
     with pytest.raises(ferry.OrderError, match="cannot be closed"):
         of.ranks[0].close()
-    with pytest.raises(ferry.OrderError, match="cannot be closed"):
+    with pytest.raises(ferry.OrderError, match=r"cannot be closed: .*`del` it"):
         of.ranks.close()
     assert not of.ranks[0].closed and not of.ranks[1].closed
     with pytest.raises(ferry.InUseError):
@@ -134,6 +163,75 @@ def test_sequences_have_a_value_for_each_rank(of):
     x, ids, _ = of.problem(1).arguments
     with pytest.raises(ferry.ArgumentError, match="1 topk_ids were given"):
         of.ranks.dispatch(x, ids[:1])
+    text = "is one ndarray, .*a sequence with one value for each rank"
+    with pytest.raises(ferry.ArgumentError, match=rf"x {text}"):
+        of.ranks.dispatch(x[0], ids[0])
+    with pytest.raises(ferry.ArgumentError, match=rf"topk_ids {text}"):
+        of.ranks.dispatch(x, np.stack(ids))
+    with pytest.raises(ferry.ArgumentError, match="x is one int"):
+        of.ranks.dispatch(7, ids)
+
+
+def test_names_of_data_types(of):
+    rank = of.ranks[0]
+    for given in ("f32", "float32", np.float32, np.dtype("float32")):
+        assert rank.empty((2,), given).data_type == "f32"
+        assert rank.combined(of.problem(1).arguments[0][0], data_type=given).dtype == np.float32
+    x, ids, _ = of.problem(1).arguments
+    rows = of.ranks.dispatch(x, ids)
+    for given in ("f64", "double", None, 7):
+        for use in (
+            lambda given=given: rank.empty((2,), given),
+            lambda given=given: rank.combined(x[0], data_type=given),
+            lambda given=given: of.ranks.combine([of.tokens for of in rows], data_type=given),
+        ):
+            with pytest.raises(ferry.ArgumentError, match=r"data_type is .*, but there are bf16, f16"):
+                use()
+    for shape in ((-1,), "ab", (1.5,), None):
+        with pytest.raises(ferry.ArgumentError, match="shape is"):
+            rank.empty(shape, "f32")
+    assert rank.empty(3, "f32").shape == (3,)
+
+
+def test_rows_of_a_group(of):
+    x, ids, _ = of.problem(1).arguments
+    rows = of.ranks.dispatch(x, ids)
+    assert rows[0].rows_of(0).start == 0 and rows[0].rows_of(1).stop == rows[0].row_offsets[-1]
+    for group in (2, 5, -1):
+        with pytest.raises(ferry.ArgumentError, match=f"group is {group}, but there are 2 groups"):
+            rows[0].rows_of(group)
+    of.ranks.combine([of.tokens for of in rows])
+    # Memory of the device, too.
+    assert of.ranks[0].outputs().row_offsets.shape == (3,)
+    outputs = [rank.outputs() for rank in of.ranks]
+    of.ranks.dispatch(x, ids, out=outputs)
+    assert outputs[0].rows_of(1) == rows[0].rows_of(1)
+
+
+def test_groups_are_of_rows_by_expert(bench):
+    of = bench(1, receive="compact")
+    with pytest.raises(ferry.ArgumentError, match=r"group is 0, .*only rows by expert"):
+        of.ranks[0].outputs().rows_of(0)
+
+
+def test_bits_and_numbers_are_told_apart(bench):
+    bits = ferry.to_bf16(np.ones(2))
+    with pytest.raises(ferry.TensorError, match=r"values: wanted numbers.*from_bf16"):
+        ferry.to_bf16(bits)
+    for given in (np.ones(2), [1.0], [16256], bits.astype(np.int16)):
+        with pytest.raises(ferry.TensorError, match="bits: wanted uint16"):
+            ferry.from_bf16(given)
+    for use in (ferry.to_bf16, ferry.from_bf16):
+        for given in (None, "text", object()):
+            with pytest.raises(ferry.TensorError, match=r"values|bits"):
+                use(given)
+    assert ferry.to_bf16([1, 2.0]).tolist() == [16256, 16384] and ferry.to_bf16(True) == 16256
+    array = bench(1).ranks[0].empty((2,), "bf16")
+    array.copy_from(bits)
+    assert ferry.from_bf16(array.numpy()).tolist() == [1.0, 1.0]
+    for use in (ferry.to_bf16, ferry.from_bf16):
+        with pytest.raises(ferry.TensorError, match=r"\.numpy\(\) copies it, given a DeviceArray"):
+            use(array)
 
 
 def test_weights_and_modes(of):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import inspect
+import pydoc
+import re
 import runpy
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import ferry_ep as ferry
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+README = Path(__file__).parent.parent.parent.parent / "README.md"
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "python.md"
 
 
@@ -47,6 +51,14 @@ def test_the_guide(tmp_path, monkeypatch):
     assert ran >= 3
 
 
+def test_the_readme():
+    """README's block of Python runs as it stands."""
+    (block,) = [part.split("```")[0] for part in README.read_text().split("```python\n")[1:]]
+    names: dict = {}
+    exec(compile(block, str(README), "exec"), names)
+    assert [ferry.from_bf16(of).tolist() for of in names["sums"]] == [[[2.0] * 64]] * 2
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "wanted"),
     [
@@ -69,6 +81,17 @@ def test_everything_public_says_what_it_is():
             for method, value in vars(public).items():
                 if not method.startswith("_") and callable(value):
                     assert value.__doc__, f"{name}.{method}"
+
+
+def test_help_shows_fields():
+    for public, names in (
+        (ferry.Config, [field.name for field in dataclasses.fields(ferry.Config)]),
+        (ferry.DispatchOutput, [field.name for field in dataclasses.fields(ferry.DispatchOutput)]),
+    ):
+        text = pydoc.render_doc(public, renderer=pydoc.plaintext)
+        for name in names:
+            assert re.search(rf"\b{name}: .*\n.* {{5}}\S", text), name
+    assert "Longest wait of a kernel in seconds" in pydoc.render_doc(ferry.Config)
 
 
 def test_docstrings_of_the_native_module_are_those_of_its_stub():

@@ -117,6 +117,55 @@ def test_a_single_call_that_would_wait_for_this_thread_raises(bench):
     assert time.monotonic() - begin < 5
 
 
+def test_a_thread_for_each_rank_and_step(bench):
+    of = bench(4)
+    x, ids, _ = of.problem(4).arguments
+
+    def step(number):
+        output = of.ranks[number].dispatch(x[number], ids[number])
+        of.ranks[number].combine(output.tokens)
+
+    # Ids of ended threads are used again, by threads of other ranks.
+    for _ in range(20):
+        in_threads(step, 4)
+
+
+def test_a_thread_drives_a_rank_once_it_made_a_call_of_a_round(bench):
+    of = bench(2, deadline=0.3)
+    x, ids, _ = of.problem(4).arguments
+    of.ranks[1].synchronize()
+    of.ranks[1].silu(np.zeros((1, 64), dtype=np.uint16), np.zeros(5, dtype=np.uint32))
+
+    def alone(number):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+    with pytest.raises(ferry.PeerTimeout):
+        in_threads(alone, 1)
+    # No thread is left that could drive rank 1, but rank 0 gave up, and says so.
+    with pytest.raises(ferry.PoisonedError):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+
+def test_a_rank_that_moves_to_another_thread(bench):
+    of = bench(2)
+    x, ids, _ = of.problem(4).arguments
+    rows = of.ranks.dispatch(x, ids)
+    of.ranks.combine([output.tokens for output in rows])
+    idle = threading.Event()
+    other = threading.Thread(target=idle.wait, daemon=True)
+    other.start()
+    text = r"this thread drives, too.*call its release_thread\(\) first"
+    with pytest.raises(ferry.ThreadError, match=text):
+        of.ranks[0].dispatch(x[0], ids[0])
+    idle.set()
+    other.join()
+    with pytest.raises(ferry.ThreadError, match="this thread drives, too"):
+        of.ranks[0].dispatch(x[0], ids[0])
+    of.ranks[1].release_thread()
+    with pytest.raises(ferry.ThreadError, match="there is no other thread"):
+        of.ranks[0].dispatch(x[0], ids[0])
+
+
 def test_a_second_thread_is_refused_and_the_first_goes_on(bench):
     of = bench(2, deadline=5.0)
     x, ids, _ = of.problem(5).arguments
@@ -156,8 +205,11 @@ def test_waits_release_the_interpreter(bench):
     assert counted > 20
 
 
+IMPORTS = "import numpy as np, ferry_ep as ferry, threading, os, sys, time\n"
+
+
 def run(code: str, seconds: float) -> subprocess.CompletedProcess:
-    code = "import numpy as np, ferry_ep as ferry, threading, os, sys, time\n" + textwrap.dedent(code)
+    code = IMPORTS + textwrap.dedent(code)
     begin = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert time.monotonic() - begin < seconds, done
@@ -216,3 +268,58 @@ group.close()
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is a fork of it") == 4, done
     assert done.stderr == ""
+
+
+INTERRUPT = """
+import os, signal, tempfile
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try:
+    WAIT
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begin < 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "ranks[0].dispatch(x, ids)",
+        "ferry.Group.simulated_at(tempfile.mkdtemp() + '/s', 0, 2)",
+        "ferry.Group.simulated_at(tempfile.mkdtemp() + '/s', 1, 2)",
+        "ferry.Bootstrap.tcp('127.0.0.1:0', 0, 2)",
+    ],
+)
+def test_a_signal_ends_a_wait(wait):
+    # Another thread might drive rank 1.
+    code = OPEN.replace("deadline=2.0", "deadline=20.0") + INTERRUPT.replace("WAIT", wait)
+    code += """
+if ranks[0].round != "idle":
+    try:
+        ranks[0].close()
+    except ferry.OrderError:
+        print("open")
+    ranks[0]._native._drop()
+"""
+    done = run(code, 5)
+    assert done.stdout.startswith("interrupted True"), done
+    assert done.returncode == 0 and ("open" in done.stdout) == ("ranks" in wait), done
+
+
+def test_a_wait_for_another_process_goes_on_after_a_signal(tmp_path):
+    path = tmp_path / "s"
+    other = f"""
+group = ferry.Group.simulated_at({str(path)!r}, RANK, 2)
+plan = ferry.Plan(group, ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2, deadline=20.0))
+rank = ferry.Communicator(group, plan)
+x, ids = np.zeros((2, 64), dtype=np.uint16), np.array([[0, 3]] * 2, dtype=np.int32)
+"""
+    first = other.replace("RANK", "0") + "time.sleep(1)\nrank.dispatch(x, ids)\ntime.sleep(0.5)\n"
+    second = other.replace("RANK", "1") + INTERRUPT.replace("WAIT", "rank.dispatch(x, ids)")
+    second += "rank.synchronize()\nprint(rank.round, rank.check())\n"
+    started = [
+        subprocess.Popen([sys.executable, "-c", IMPORTS + code], stdout=-1, stderr=-1, text=True)
+        for code in (first, second)
+    ]
+    outs = [process.communicate(timeout=20) for process in started]
+    assert outs[1][0] == "interrupted True\ndispatched None\n", outs

@@ -105,3 +105,18 @@ def test_sizes_of_a_plan():
     assert plan.window_bytes > 0 and plan.workspace_bytes > 0
     assert plan.shared_tokens(0, 3) == (0, 0)
     assert "experts=8" in repr(plan)
+
+
+def test_a_rank_that_left_is_named_in_a_sentence():
+    address = free_address()
+
+    def run(rank):
+        met = ferry.Bootstrap.tcp(address, rank, 2, timeout=5)
+        if rank == 0:
+            with pytest.raises(ferry.BootstrapError) as raised:
+                met.gather(b"")
+            return str(raised.value)
+        return None
+
+    text = in_threads(run, 2)[0]
+    assert text.endswith("the other side closed it, or its process ended"), text

@@ -43,17 +43,19 @@ def round():
 """
 
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+
 @contextlib.contextmanager
 def processes(path: Path, code: str, ranks: int, deadline: float = 5.0):
     """Starts a process for each rank, and kills those that are left."""
     source = START.replace("DEADLINE", str(deadline)) + textwrap.dedent(code)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     started = []
     try:
         for rank in range(ranks):
             command = [sys.executable, "-c", source, str(path), str(rank), str(ranks)]
             pipe = subprocess.PIPE
-            started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))
+            started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT))
         yield started
     finally:
         for process in started:
@@ -103,6 +105,7 @@ def test_a_process_that_dies_is_a_lost_rank(path):
             round()
     except ferry.PeerTimeout as error:
         print(error.culprit, error.phase)
+        assert "deadline" not in str(error)
     comm.close()
     try:
         group.close()
@@ -137,7 +140,7 @@ def test_the_death_of_rank_0_is_an_error_within_2_seconds(path):
             until(process, "ready")
         time.sleep(0.2)
         started[0].send_signal(signal.SIGKILL)
-        assert "the process of rank 0 ended" in ends(started[1], 2)
+        assert ends(started[1], 2) == "the process of rank 0 ended\n"
 
 
 def test_processes_that_disagree(path):
@@ -166,6 +169,115 @@ def test_a_rank_that_does_not_come(path):
         ferry.Group.simulated_at(path, 2, 2)
     with pytest.raises(ferry.SimulatorError, match="cannot listen"):
         ferry.Group.simulated_at("/proc/none/socket", 0, 2)
+
+
+def test_a_file_is_never_replaced(path):
+    path.write_text("data")
+    with pytest.raises(ferry.SimulatorError, match=rf"cannot listen at {path}: .*no socket"):
+        ferry.Group.simulated_at(path, 0, 1)
+    assert path.read_text() == "data"
+    path.unlink()
+    # A socket at which nobody listens any more.
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    ferry.Group.simulated_at(path, 0, 1).close()
+    assert list(path.parent.iterdir()) == []
+    with pytest.raises(ferry.SimulatorError, match="its folder does not exist"):
+        ferry.Group.simulated_at(path / "none" / "s", 0, 1)
+    long = path.parent / ("a" * 200)
+    for rank in range(2):
+        with pytest.raises(ferry.SimulatorError, match=r"path is .* has at most 97"):
+            ferry.Group.simulated_at(long, rank, 2, timeout=1)
+
+
+def test_the_file_of_the_socket_goes_with_a_short_program(path):
+    code = f"import ferry_ep as ferry; ferry.Group.simulated_at({str(path)!r}, 0, 1)"
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
+        assert not path.exists()
+
+
+def test_processes_of_another_job_are_sent_away(path):
+    groups: list = [None] * 2
+
+    def join(rank):
+        groups[rank] = ferry.Group.simulated_at(path, rank, 2, timeout=10, key="one")
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    while not path.exists():
+        time.sleep(0.01)
+    for key in ("two", b"", None, "ones"):
+        with pytest.raises(ferry.SimulatorError, match="rank 1 has another key than rank 0"):
+            ferry.Group.simulated_at(path, 1, 2, timeout=10, key=key)
+    with pytest.raises(ferry.SimulatorError, match="in use by another job"):
+        ferry.Group.simulated_at(path, 0, 2, timeout=10, key="two")
+    join(1)
+    first.join()
+    assert [group.local_ranks for group in groups] == [[0], [1]]
+
+
+def test_two_jobs_at_a_path_are_not_mixed(path):
+    texts: list = []
+
+    def join(rank):
+        with pytest.raises(ferry.SimulatorError) as raised:
+            ferry.Group.simulated_at(path, rank, 3, timeout=10)
+        texts.append(str(raised.value))
+
+    # Rank 0 of one job, then a rank of the other one, and its rank 0: it may take part in neither.
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+        while not path.exists():
+            time.sleep(0.01)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    with pytest.raises(ferry.SimulatorError, match="in use by another job"):
+        ferry.Group.simulated_at(path, 0, 3, timeout=10)
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 2 and not path.exists()
+    assert len(texts) == 2 and all("another rank 0 came" in text for text in texts), texts
+
+
+def test_rank_0_hears_why_a_rank_did_not_come(path):
+    def sent_away():
+        while not path.exists():
+            time.sleep(0.01)
+        with pytest.raises(ferry.SimulatorError, match="rank 1 expects 4 ranks, and rank 0 2"):
+            ferry.Group.simulated_at(path, 1, 4, timeout=1)
+
+    other = threading.Thread(target=sent_away)
+    other.start()
+    with pytest.raises(ferry.SimulatorError, match=r"rank 1 did not come .*rank 1 expects 4 ranks"):
+        ferry.Group.simulated_at(path, 0, 2, timeout=1)
+    other.join()
+
+
+def test_a_block_that_an_exception_leaves_waits_for_nobody(path):
+    code = """
+    round()
+    print("ready", flush=True)
+    begin = time.monotonic()
+    try:
+        with group, comm:
+            if rank == 1:
+                raise RuntimeError("bug")
+            round()
+    except (RuntimeError, ferry.PeerTimeout) as error:
+        print(type(error).__name__)
+    assert rank == 0 or time.monotonic() - begin < 1, time.monotonic() - begin
+    if rank == 1:
+        try:
+            group.ranks
+        except ferry.ClosedError as error:
+            print(error)
+    """
+    with processes(path, code, 2, deadline=4.0) as started:
+        out = ends(started[1], 10)
+        assert "RuntimeError" in out and "the group was left" in out
+        assert "PeerTimeout" in ends(started[0], 10)
 
 
 def hello(path: Path, payload: bytes, version: int | None = None, length: int | None = None) -> bytes:
@@ -203,12 +315,10 @@ def test_strangers_are_sent_away_and_the_ranks_go_on(path):
     assert hello(path, bytes(3), length=2**40) != b"\0" * 16
     assert b"expects 7 ranks" in hello(path, b"\1\7\0")
     assert b"does not exist" in hello(path, b"\2\2\0")
-    assert b"rank 0 has come already" in hello(path, b"\0\2\0")
+    assert b"does not exist" in hello(path, b"\0\2\xff")
     # One that says nothing.
     silent = socket.socket(socket.AF_UNIX)
     silent.connect(str(path))
-    with pytest.raises(ferry.SimulatorError, match="in use"):
-        ferry.Group.simulated_at(path, 0, 2, timeout=1)
     join(1)
     first.join()
     # One thread after the other: a group of processes closes when all have come.

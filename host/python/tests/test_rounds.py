@@ -93,7 +93,8 @@ def test_counts_before_rows(bench, receive):
         inside = [(given >= 0) & (given < here) for given in local]
         rows = [int(found.sum() if receive == "by-expert" else found.any(axis=1).sum()) for found in inside]
         assert counts.source_counts == rows
-        assert counts.expert_counts == [sum(int((given == at).sum()) for given in local) for at in range(here)]
+        of_experts = [sum(int((given == at).sum()) for given in local) for at in range(here)]
+        assert counts.expert_counts == of_experts
         assert counts.rows == (of.plan.max_rows if receive == "strided" else sum(rows))
         output = communicator.outputs(x[0], counts.rows)
         assert output.tokens.shape == (counts.rows, 64)
@@ -216,6 +217,9 @@ def test_skip_a2a_needs_no_other_rank(bench):
         output = rank.dispatch(x[0], ids[0], weights[0])
         parts.append(values(rank.combine(of.answers(rank.rank, output))))
     np.testing.assert_array_equal(parts[0] + parts[1], problem.sums(0, "reduced"))
+    exact = bench(2, skip_a2a=True, combine="exact")
+    output = exact.ranks[0].dispatch(x[0], ids[0])
+    assert exact.ranks[0].combine(output.tokens).shape == (5, 2, 64)
 
 
 def test_outputs_serve_many_rounds_and_keep_what_is_not_written(bench):

@@ -43,8 +43,8 @@ def check_received(of, problem, rank, kept, output, view=None):
     np.testing.assert_array_equal(output.src_info, kept.src_info)
     np.testing.assert_array_equal(output.ids, kept.ids)
     np.testing.assert_array_equal(output.weights.view(np.uint32), kept.weights.view(np.uint32))
-    np.testing.assert_array_equal(output.source_rows, kept.source_rows)
-    np.testing.assert_array_equal(output.expert_rows, kept.expert_rows)
+    np.testing.assert_array_equal(output.source_counts, kept.source_counts)
+    np.testing.assert_array_equal(output.expert_counts, kept.expert_counts)
     rows, sent = kept.tokens(problem)
     absent = np.setdiff1d(np.arange(output.rows), rows)
     codes, scales = output.tokens, output.scales
@@ -296,7 +296,7 @@ def test_wrong_tensors_of_a_dispatch(bench):
     out = rank.outputs(x, id_type="i64")
     error = refused(ferry.TensorError, lambda: rank.dispatch(x, ids, out=out), "tensor ids")
     assert (error.name, error.given) == ("ids", "i64") and "i32, as in topk_ids" in error.wanted
-    for name in ("ids", "weights", "src_info", "source_rows", "expert_rows", "tokens"):
+    for name in ("ids", "weights", "src_info", "source_counts", "expert_counts", "tokens"):
         out = rank.outputs(x)
         setattr(out, name, None)
         error = refused(ferry.TensorError, lambda out=out: rank.dispatch(x, ids, out=out), f"tensor {name}")
@@ -372,13 +372,13 @@ def test_a_plan_refuses_what_a_layout_excludes():
     refused(
         ferry.ArgumentError,
         lambda: ferry.Plan(group, ferry.Config(**sizes, receive="by-token")),
-        "no such receive layout: there are",
+        "receive is 'by-token', but there are by-expert, ",
     )
 
 
 def test_layouts_of_outputs(bench):
     of = bench(2, receive="compact", format="fp8", hidden=128)
-    names = ["tokens", "scales", "src_info", "ids", "weights", "source_rows", "expert_rows"]
+    names = ["tokens", "scales", "src_info", "ids", "weights", "source_counts", "expert_counts"]
     layouts = of.plan.output_layout(7, id_type="i64")
     assert [layout.name for layout in layouts] == names
     assert layouts[0] == ferry.TensorLayout("tokens", "e4m3", [7, 128], 7 * 128, 16)

@@ -146,3 +146,34 @@ def test_no_library_is_imported_unless_given():
         "assert not {'numpy', 'torch', 'cupy'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tensors_of_torch_that_are_refused(bench):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    of = bench(1)
+    rank, ids = of.ranks[0], torch.tensor([[0, 1]])
+    ids = ids.int()
+    x, weights = torch.ones(1, 64).bfloat16(), torch.full((1, 2), 0.5)
+
+    def refused(error, match, **changes):
+        with pytest.raises(error, match=match):
+            rank.dispatch(**({"x": x, "topk_ids": ids, "topk_weights": weights} | changes))
+        assert rank.round == "idle"
+
+    # Its memory has the values without the sign.
+    refused(ferry.TensorError, r"tensor x: .*resolve_neg\(\)", x=torch._neg_view(x))
+    refused(ferry.TensorError, "tensor topk_weights: .*resolve_neg", topk_weights=torch._neg_view(weights))
+    refused(ferry.TensorError, "tensor x: wanted a strided tensor", x=x.to_sparse())
+    refused(ferry.TensorError, "tensor x: wanted elements of bf16, given f32", x=x.float())
+    recorded = x.clone().requires_grad_()
+    text = r"requires a gradient.*no_grad\(\), or pass "
+    refused(ferry.ArgumentError, rf"tensor x {text}x.detach\(\)", x=recorded)
+    refused(ferry.ArgumentError, f"topk_weights {text}", topk_weights=weights.clone().requires_grad_())
+    with torch.no_grad():
+        rows = rank.dispatch(recorded, ids, weights)
+    with pytest.raises(ferry.ArgumentError, match=f"expert_rows {text}"):
+        rank.combine(rows.tokens.requires_grad_())
+    assert (rank.combine(rows.tokens.detach()) == 1).all()
+    for use in (ferry.to_bf16, ferry.from_bf16):
+        with pytest.raises(ferry.TensorError, match="Tensor"):
+            use(x)

@@ -163,7 +163,7 @@ def test_opcheck(bench):
     output = exchange.dispatch(x, ids, weights)
     exchange.combine(output.tokens, 5)
     whole = Whole(rank, x, ids)
-    ferry_torch._communicators[exchange.handle] = whole
+    ferry_torch._communicators[exchange.handle] = lambda: whole
     state = exchange._state
     outputs = [getattr(output, name).clone() for name, *_ in exchange._layout]
     dispatch, combine = torch.ops.ferry.dispatch.default, torch.ops.ferry.combine.default
@@ -173,6 +173,74 @@ def test_opcheck(bench):
     torch.library.opcheck(combine, (exchange.handle, state, output.tokens, None, combined))
     rows, ends = torch.randn(6, 8), torch.tensor([2, 5], dtype=torch.int32)
     torch.library.opcheck(torch.ops.ferry.grouped_mm.default, (rows, torch.randn(2, 8, 4), ends))
+
+
+def test_outputs_that_are_given_are_overwritten(bench):
+    of = bench(1)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+
+    def layer(given, rows, out):
+        output = exchange.dispatch(*given, out=rows)
+        return output, exchange.combine(answers(of, 0, output), 5, out=out)
+
+    rows, out = layer(tensors(of, of.problem(1), 0), None, None)
+    problem = of.problem(2)
+    given = tensors(of, problem, 0)
+    assert layer(given, rows, out.fill_(float("nan"))) == (rows, out)
+    np.testing.assert_array_equal(as_bits(out), bits(bf16(problem.sums(0, "reduced"))))
+
+    def doubled(given, rows, out):
+        exchange.dispatch(*given, out=rows)
+        return exchange.combine(rows.tokens * 2, 5, out=out)
+
+    wanted = doubled(given, rows, out).clone()
+    compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(given, rows, out.fill_(float("nan"))), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0)
+    rows.expert_ids = None
+    with pytest.raises(ferry.TensorError, match=r"tensor expert_ids: .* given none"):
+        exchange.dispatch(*given, out=rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("x", lambda x: x.float(), "elements of bf16, given f32"),
+        ("x", lambda x: x.double(), "elements of bf16, given float64"),
+        ("x", lambda x: x[:, :32], r"shape \[5, 64\], given \[5, 32\]"),
+        ("x", lambda x: x[None], r"2 dimensions, given shape \[1, 5, 64\]"),
+        ("topk_ids", lambda ids: ids[:3], r"shape \[5, 2\], given \[3, 2\]"),
+        ("topk_weights", lambda weights: weights.repeat(1, 2)[:, ::2], r"given \[4, 2\]"),
+        ("tokens", lambda rows: rows.float(), "elements of bf16, given f32"),
+        ("tokens", lambda rows: rows.repeat(1, 2)[:, :64], "make it contiguous"),
+        ("src_info", lambda info: info.long(), "elements of i32, given i64"),
+        ("row_offsets", lambda offsets: offsets[:2], r"shape \[3\], given \[2\]"),
+        ("expert_rows", lambda rows: rows[:3], "shape"),
+        ("expert_rows", lambda rows: rows.half(), "elements of bf16, given f16"),
+        ("combined", lambda out: out.repeat(1, 2)[:, :64], "make it contiguous"),
+        ("combined", lambda out: out[:3].clone(), r"shape \[5, 64\], given \[3, 64\]"),
+    ],
+)
+def test_tensors_of_operators_that_do_not_fit_are_named(bench, name, change, match):
+    of = bench(1)
+    exchange = ferry_torch.Exchange(of.ranks[0])
+    given = dict(zip(("x", "topk_ids", "topk_weights"), tensors(of, of.problem(7), 0), strict=True))
+    rows = exchange.dispatch(*given.values())
+    out = exchange.combine(rows.tokens, 5)
+    rows_of_experts = rows.tokens
+    with pytest.raises(ferry.TensorError, match=match) as refused:
+        if name in given:
+            exchange.dispatch(*(given | {name: change(given[name])}).values(), out=rows)
+        elif hasattr(rows, name) and name != "expert_rows":
+            setattr(rows, name, change(getattr(rows, name)))
+            exchange.dispatch(*given.values(), out=rows)
+        else:
+            exchange.dispatch(*given.values(), out=rows)
+            combining = {"expert_rows": rows_of_experts, "combined": out}
+            combining[name] = change(combining[name])
+            exchange.combine(combining["expert_rows"], 5, out=combining["combined"])
+    assert refused.value.name == name
+    assert of.ranks[0].round == ("dispatched" if name in ("expert_rows", "combined") else "idle")
 
 
 def test_gradients_and_ended_communicators_are_refused(bench):
@@ -197,7 +265,8 @@ def test_gradients_and_ended_communicators_are_refused(bench):
 def dense(layers, x):
     """The layer of all ranks' experts, in f64 except where the layer rounds to BF16."""
     weights = [
-        torch.cat([getattr(layer, name) for layer in layers]).double() for name in ("gates_and_ups", "downs")
+        torch.cat([getattr(layer.experts, name) for layer in layers]).double()
+        for name in ("gates_and_ups", "downs")
     ]
     ids, topk_weights = layers[0].route(x)
     result = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
@@ -219,8 +288,8 @@ def test_a_layer_of_experts(bench, is_compiled):
     for rank in of.ranks:
         layer = ferry_torch.MoE(ferry_torch.Exchange(rank), 32)
         layer.router.copy_(router)
-        layer.gates_and_ups.copy_(torch.randn(layer.gates_and_ups.shape) / 8)
-        layer.downs.copy_(torch.randn(layer.downs.shape) / 6)
+        layer.experts.gates_and_ups.copy_(torch.randn(layer.experts.gates_and_ups.shape) / 8)
+        layer.experts.downs.copy_(torch.randn(layer.experts.downs.shape) / 6)
         layers.append(layer)
     x = [torch.randn(5, 64).bfloat16().to(of.device) for _ in layers]
     run = [
@@ -265,7 +334,7 @@ def test_rows_as_they_came(bench, receive, id_type):
 
     for rank, (output, sums) in enumerate(on_streams(of, run, 2)):
         assert output.ids.dtype == id_type and (output.tokens is None) == (receive == "view")
-        for name in ("src_info", "ids", "weights", "source_rows", "expert_rows"):
+        for name in ("src_info", "ids", "weights", "source_counts", "expert_counts"):
             np.testing.assert_array_equal(getattr(output, name).cpu().numpy(), getattr(wanted[rank], name))
         if receive != "view":
             here = output.src_info[:, 0].cpu().numpy() >= 0

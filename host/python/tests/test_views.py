@@ -29,6 +29,8 @@ def test_a_view_ends_with_its_round(bench):
     assert not hasattr(first.tokens, "__cuda_array_interface__")
     with pytest.raises(BufferError, match="simulated rank"):
         np.from_dlpack(first.tokens)
+    with pytest.raises(ferry.TensorError, match=r"synchronize\(\), \.numpy\(\) copies it, given a ViewArray"):
+        np.asarray(first.tokens)
     of.ranks.combine_async(answers)
     for use in (lambda: first.tokens.address, first.tokens.numpy, first.scales.numpy):
         with pytest.raises(ferry.OrderError, match="the view has ended"):
@@ -136,7 +138,8 @@ def test_a_view_on_a_gpu_has_an_array_interface():
     # Ferry's own calls take the elements as they are, on the device that they are on.
     described = describe("x", view.tokens, "e2m1")
     assert (described.device, described.shape, described.strides) == ("rank", (6, 64), (512, 1))
-    of_tokens, of_scales = (describe("x", Wrapped(of), "bf16") for of in (view.tokens, view.row_scales))
+    of_tokens = describe("x", Wrapped(view.tokens), "u8")
+    of_scales = describe("x", Wrapped(view.row_scales), "bf16")
     assert of_tokens[:5] == (4096, "u8", (6, 32), (256, 1), "cuda:1")
     assert of_scales[:5] == (4132, "bf16", (6,), (128,), "cuda:1")
     with pytest.raises(BufferError, match="without a copy"):

@@ -119,6 +119,9 @@ pub enum SimulatorError {
         /// The reason, in words of rank 0's process.
         reason: String,
     },
+    /// A wait that [`Options::interrupted`](crate::Options::interrupted) ended. Work goes on.
+    #[error("simulator: the wait was interrupted")]
+    Interrupted,
     /// The kernel and its arguments do not match.
     #[error("simulator: {kernel} was given the arguments of another kernel")]
     WrongArguments {

@@ -4,6 +4,14 @@ use std::time::Duration;
 
 use crate::combines::Combines;
 
+/// Pause between two looks whether a wait is interrupted.
+pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Asks [`Options::interrupted`].
+pub(crate) fn is_interrupted(ask: Option<fn() -> bool>) -> bool {
+    ask.is_some_and(|ask| ask())
+}
+
 /// Behavior of a simulated machine, whose time is simulated, too: each turn of the scheduler takes 100 ns of
 /// it, and deadlines are measured in it. [`Options::new`] has the defaults; `ranks` and `seed` have none.
 #[derive(Clone, Debug)]
@@ -29,6 +37,11 @@ pub struct Options {
     /// Whether a signal may arrive after its round is over, for tests that damage windows, whose rounds end
     /// early. Default: false, such a signal ends the simulation with an error.
     pub allow_late_signals: bool,
+    /// Key of the job, if ranks are processes: rank 0 sends away those that have another one. Default: empty.
+    pub key: Vec<u8>,
+    /// Asked some 20 times a second while this process waits for the machine; true ends the wait with
+    /// [`SimulatorError::Interrupted`](crate::SimulatorError::Interrupted). Default: `None`.
+    pub interrupted: Option<fn() -> bool>,
     /// Epilogue of combines. Default: [`Combines::STEPS`], Ferry's own steps.
     pub combines: Combines,
 }
@@ -54,6 +67,8 @@ impl Options {
             lost: None,
             patience: None,
             allow_late_signals: false,
+            key: Vec::new(),
+            interrupted: None,
             combines: Combines::STEPS,
         }
     }

@@ -2,9 +2,10 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{Error, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, process, thread};
@@ -12,7 +13,10 @@ use std::{iter, process, thread};
 use crate::args::Args;
 use crate::error::SimulatorError;
 use crate::options::Options;
-use crate::remote::{MOST_BYTES, PAUSE, Remote, VERSION, operation, receive, refused, send, word};
+use crate::remote::{
+    MOST_BYTES, MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, hello, operation,
+    receive, refused, send, word,
+};
 use crate::simulator::Simulator;
 
 /// Longest wait for a newcomer's hello.
@@ -21,6 +25,11 @@ const HELLO: Duration = Duration::from_secs(2);
 /// State that the connections share.
 struct Host {
     simulator: Simulator,
+    key: Vec<u8>,
+    /// Reason why the last process was sent away.
+    sent_away: Mutex<Option<String>>,
+    /// Whether another rank 0 came before all had, of which ranks may be here instead of this one's.
+    has_rival: AtomicBool,
     /// Longest wait for a rank that does not come.
     timeout: Duration,
     ranks: Mutex<Vec<Rank>>,
@@ -42,7 +51,9 @@ struct Rank {
 impl Simulator {
     /// Joins a machine whose ranks are processes, as `rank`. Rank 0's runs it, with its `options`, and all
     /// talk to it over a Unix socket at `path`, which other users cannot open. Collective. This and every
-    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone.
+    /// later wait for a rank ends after `timeout`. The handle's calls are for `rank` alone. The socket's file
+    /// is gone when this returns on rank 0; a file there that is no socket is an error, and stays. If another
+    /// rank 0 comes to the path before all ranks have, and has the same key, it fails on all of them.
     ///
     /// A process that ends is a [lost](Self::lose) rank. If that of rank 0 ends, calls of others fail with
     /// [`SimulatorError::Remote`]. [`SimulatorError::NoSuchRank`] for numbers that cannot be.
@@ -56,27 +67,52 @@ impl Simulator {
         if rank >= ranks || ranks > ferry_layout::MAX_RANKS {
             return Err(SimulatorError::NoSuchRank { rank, ranks });
         }
-        if rank == 0 {
-            start(path, options.clone(), timeout)?;
+        let (bytes, key) = (path.as_os_str().len(), options.key.len());
+        if bytes > MOST_OF_PATH {
+            let path = path.display();
+            return Err(refused(format!(
+                "path is {path}, of {bytes} bytes, but that of a socket has at most {MOST_OF_PATH}"
+            )));
         }
-        Ok(Self::at(Remote::connect(path, rank, ranks, timeout)?))
+        if key > MOST_OF_KEY {
+            return Err(refused(format!(
+                "key has {key} bytes, but at most {MOST_OF_KEY}"
+            )));
+        }
+        // Until all have joined, or this rank has not.
+        let _socket = (rank == 0)
+            .then(|| start(path, options.clone(), timeout))
+            .transpose()?;
+        Ok(Self::at(Remote::connect(path, rank, options, timeout)?))
+    }
+}
+
+/// The file of a socket, which is removed at the end.
+struct Socket<'a>(&'a Path);
+
+impl Drop for Socket<'_> {
+    fn drop(&mut self) {
+        // Fails only if somebody else removed it.
+        let _ = fs::remove_file(self.0);
     }
 }
 
 /// Makes the socket and the machine, and serves until all connections have ended.
-fn start(path: &Path, options: Options, timeout: Duration) -> Result<(), SimulatorError> {
-    let at = |error| refused(format!("cannot listen at {}: {error}", path.display()));
-    let listener = listen(path).map_err(at)?;
+fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket<'_>, SimulatorError> {
+    let (listener, socket) = listen(path, &options)
+        .map_err(|reason| refused(format!("cannot listen at {}: {reason}", path.display())))?;
     let host = Arc::new(Host {
         ranks: Mutex::new(vec![Rank::default(); options.ranks as usize]),
+        key: options.key.clone(),
+        sent_away: Mutex::default(),
+        has_rival: AtomicBool::new(false),
         simulator: Simulator::start(options)?,
         timeout,
         changed: Condvar::new(),
     });
-    let path = path.to_owned();
     thread::spawn(move || {
         let until = Instant::now() + timeout;
-        while Instant::now() < until && host.ranks().iter().any(|rank| rank.lanes != 3) {
+        while Instant::now() < until && host.is_incomplete() {
             let Ok((stream, _)) = listener.accept() else {
                 thread::sleep(PAUSE);
                 continue;
@@ -84,29 +120,60 @@ fn start(path: &Path, options: Options, timeout: Duration) -> Result<(), Simulat
             let host = Arc::clone(&host);
             thread::spawn(move || host.meet(stream));
         }
-        // All have come, or time is up.
-        let _ = fs::remove_file(path);
     });
-    Ok(())
+    Ok(socket)
 }
 
-/// Listens at `path`, for this user alone from the first moment on.
-fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
-        return Err(ErrorKind::AddrInUse.into());
+/// Listens at `path`, for this user alone from the first moment on. Only a socket at which nobody listens is
+/// replaced. An error is its reason.
+fn listen<'a>(path: &'a Path, options: &Options) -> Result<(UnixListener, Socket<'a>), String> {
+    let text = |error: Error| error.to_string();
+    let in_use = "it is in use by another job; give each a path of its own";
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err("there is a file, which is no socket".into());
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(text)?;
+            }
+            Ok(mut other) => {
+                // Without an answer it has ended, or goes on without this job's ranks.
+                let _ = send(
+                    &mut other,
+                    &[operation::HELLO, VERSION],
+                    &hello(0, options, 0),
+                );
+                return Err(in_use.into());
+            }
+            Err(_) => return Err(in_use.into()),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error.to_string()),
     }
     let mut folder = path.as_os_str().to_owned();
     folder.push(format!(".{}", process::id()));
-    DirBuilder::new().mode(0o700).create(&folder)?;
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&folder)
+        .map_err(|error| match error.kind() {
+            ErrorKind::NotFound => String::from("its folder does not exist"),
+            _ => error.to_string(),
+        })?;
     let inside = Path::new(&folder).join("s");
-    let listener = UnixListener::bind(&inside).and_then(|listener| {
+    let made = UnixListener::bind(&inside).and_then(|listener| {
         fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        fs::rename(&inside, path)?;
+        // Unlike a rename, this replaces nothing.
+        fs::hard_link(&inside, path)?;
         Ok(listener)
     });
-    fs::remove_dir_all(folder)?;
-    listener
+    fs::remove_dir_all(folder).map_err(text)?;
+    match made {
+        Ok(listener) => Ok((listener, Socket(path))),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(in_use.into()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 impl Host {
@@ -114,16 +181,32 @@ impl Host {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn sent_away(&self) -> MutexGuard<'_, Option<String>> {
+        self.sent_away
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a rank is missing, and rank 0 waits for it.
+    fn is_incomplete(&self) -> bool {
+        let ranks = self.ranks();
+        ranks[0].lost.is_none() && ranks.iter().any(|rank| rank.lanes != 3)
+    }
+
     /// Serves one connection to its end.
     fn meet(&self, mut stream: UnixStream) {
         // Neither fails on a connected socket.
         let _ = stream.set_nonblocking(false);
         let _ = stream.set_read_timeout(Some(HELLO));
-        let hello = receive(&mut stream, 3);
+        let hello = receive(&mut stream, MOST_OF_HELLO);
         let rank = match hello.and_then(|(words, names)| self.admit(words, &names)) {
             Ok(rank) => rank,
             Err(error) => {
-                let _ = send(&mut stream, &[1], error.to_string().as_bytes());
+                let reason = error.to_string();
+                let _ = send(&mut stream, &[1], reason.as_bytes());
+                if error.kind() == ErrorKind::InvalidData {
+                    *self.sent_away() = Some(reason);
+                }
                 return;
             }
         };
@@ -146,15 +229,26 @@ impl Host {
     /// Checks a hello, and returns the rank.
     fn admit(&self, [operation, version]: [u64; 2], names: &[u8]) -> std::io::Result<usize> {
         let refused = |text| Err(Error::new(ErrorKind::InvalidData, text));
-        let ([rank, ranks, lane], operation::HELLO, VERSION) = (names, operation, version) else {
+        let ([rank, ranks, lane, key @ ..], operation::HELLO, VERSION) =
+            (names, operation, version)
+        else {
             return refused(format!("version {version:#x}, and rank 0 has {VERSION:#x}"));
         };
+        if key != self.key {
+            return refused(format!(
+                "rank {rank} has another key than rank 0: it is of another job"
+            ));
+        }
         let mut all = self.ranks();
         if usize::from(*ranks) != all.len() {
             let ours = all.len();
             return refused(format!(
                 "rank {rank} expects {ranks} ranks, and rank 0 {ours}"
             ));
+        }
+        if *rank == 0 && *lane < 2 && all[0].lanes >> lane & 1 != 0 {
+            self.has_rival.store(true, Ordering::Relaxed);
+            self.changed.notify_all();
         }
         match all.get_mut(usize::from(*rank)) {
             Some(of) if *lane < 2 && of.lanes >> lane & 1 == 0 => of.lanes |= 1 << lane,
@@ -219,6 +313,13 @@ impl Host {
             if let Some(result) = ranks[rank].result.take() {
                 return Ok(result?.into_iter().flat_map(u64::to_le_bytes).collect());
             }
+            if self.has_rival.load(Ordering::Relaxed) {
+                return Err(refused(
+                    "another rank 0 came to the path of this job before all ranks had: give each job a path \
+                     or a key of its own"
+                        .into(),
+                ));
+            }
             let lost = ranks
                 .iter()
                 .zip(0_u32..)
@@ -230,8 +331,11 @@ impl Host {
             if left.is_zero() {
                 let missing = ranks.iter().position(|rank| rank.brought.is_none());
                 let (missing, seconds) = (missing.unwrap_or(0), self.timeout.as_secs_f64());
+                let sent_away = self.sent_away().clone();
+                let sent_away = sent_away.map(|reason| format!("; sent away: {reason}"));
                 return Err(refused(format!(
-                    "rank {missing} did not come within {seconds} s"
+                    "rank {missing} did not come within {seconds} s{}",
+                    sent_away.unwrap_or_default()
                 )));
             }
             let waited = self.changed.wait_timeout(ranks, left);

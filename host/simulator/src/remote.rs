@@ -14,6 +14,15 @@ use std::time::{Duration, Instant};
 use ferry_layout::PROTOCOL_VERSION;
 
 use crate::error::SimulatorError;
+use crate::options::{ASK_AGAIN, Options, is_interrupted};
+
+/// Most bytes of a hello: three numbers and a key.
+pub(crate) const MOST_OF_HELLO: u64 = 3 + MOST_OF_KEY as u64;
+/// Most bytes of [`Options::key`].
+pub(crate) const MOST_OF_KEY: usize = 1024;
+/// Most bytes of a socket's path, of which the system allows 107: rank 0 makes it in a folder beside, with
+/// its process's number and 3 bytes more.
+pub(crate) const MOST_OF_PATH: usize = 107 - 10;
 
 /// Most bytes of a payload.
 pub(crate) const MOST_BYTES: u64 = 64 << 20;
@@ -24,7 +33,7 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
 /// Operations of requests.
 pub(crate) mod operation {
-    /// Begins a connection: rank, ranks, and 1 for the connection of waits, a byte each.
+    /// Begins a connection: rank, ranks, and 1 for the connection of waits, a byte each; and the key.
     pub(crate) const HELLO: u64 = 0;
     pub(crate) const ALLOC: u64 = 1;
     pub(crate) const FREE: u64 = 2;
@@ -43,25 +52,37 @@ pub(crate) mod operation {
 
 /// A rank's way to the machine.
 pub(crate) struct Remote {
-    commands: Mutex<UnixStream>,
-    waits: Mutex<UnixStream>,
+    commands: Mutex<Lane>,
+    waits: Mutex<Lane>,
+}
+
+/// A connection to the machine.
+struct Lane {
+    stream: UnixStream,
+    /// Answers to requests whose wait was interrupted, which come before the next one's.
+    owed: u32,
+    interrupted: Option<fn() -> bool>,
 }
 
 impl Remote {
-    /// Connects as `rank` of `ranks` to the machine at `path`, which rank 0 may yet have to make, and returns
-    /// after all ranks have.
+    /// Connects as `rank` to the machine at `path`, which rank 0 may yet have to make, and returns after all
+    /// ranks have.
     pub(crate) fn connect(
         path: &Path,
         rank: u32,
-        ranks: u32,
+        options: &Options,
         timeout: Duration,
     ) -> Result<Self, SimulatorError> {
         let until = Instant::now() + timeout;
         let connect = |lane| {
-            let mut stream = connect(path, until)?;
-            let hello = [rank as u8, ranks as u8, lane];
-            ask(&mut stream, operation::HELLO, VERSION, &hello)?;
-            Ok(Mutex::new(stream))
+            let mut lane_of = Lane {
+                stream: connect(path, until, options.interrupted)?,
+                owed: 0,
+                interrupted: options.interrupted,
+            };
+            let hello = hello(rank, options, lane);
+            lane_of.ask(operation::HELLO, VERSION, &hello)?;
+            Ok(Mutex::new(lane_of))
         };
         let (commands, waits) = (connect(0)?, connect(1)?);
         let remote = Self { commands, waits };
@@ -80,8 +101,8 @@ impl Remote {
             operation::SYNCHRONIZE => &self.waits,
             _ => &self.commands,
         };
-        let mut stream = lane.lock().unwrap_or_else(PoisonError::into_inner);
-        ask(&mut stream, operation, argument, payload)
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        lane.ask(operation, argument, payload)
     }
 
     /// Makes a request whose answer are numbers.
@@ -91,33 +112,87 @@ impl Remote {
     }
 }
 
+/// Payload of a hello.
+pub(crate) fn hello(rank: u32, options: &Options, lane: u8) -> Vec<u8> {
+    [&[rank as u8, options.ranks as u8, lane], &options.key[..]].concat()
+}
+
 /// Connects to the socket at `path`, which rank 0 may yet have to make.
-fn connect(path: &Path, until: Instant) -> Result<UnixStream, SimulatorError> {
+fn connect(
+    path: &Path,
+    until: Instant,
+    interrupted: Option<fn() -> bool>,
+) -> Result<UnixStream, SimulatorError> {
     let early = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
-    let refuse = |error| refused(format!("no rank 0 at {}: {error}", path.display()));
     loop {
-        match UnixStream::connect(path) {
-            Err(error) if early.contains(&error.kind()) && Instant::now() < until => {
-                thread::sleep(PAUSE);
-            }
-            connected => return connected.map_err(refuse),
+        let error = match UnixStream::connect(path) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let is_early = early.contains(&error.kind());
+        if !is_early || Instant::now() >= until {
+            let path = path.display();
+            let reason = if is_early {
+                "nobody listens".into()
+            } else {
+                error.to_string()
+            };
+            return Err(refused(format!("no rank 0 at {path}: {reason}")));
         }
+        if is_interrupted(interrupted) {
+            return Err(SimulatorError::Interrupted);
+        }
+        thread::sleep(PAUSE);
     }
 }
 
-fn ask(
-    stream: &mut UnixStream,
-    operation: u64,
-    argument: u64,
-    payload: &[u8],
-) -> Result<Vec<u8>, SimulatorError> {
-    let lost = |error| refused(format!("the process of rank 0 ended: {error}"));
-    send(stream, &[operation, argument], payload).map_err(lost)?;
-    let ([status], answer) = receive(stream, MOST_BYTES).map_err(lost)?;
-    match status {
-        0 => Ok(answer),
-        _ => Err(refused(String::from_utf8_lossy(&answer).into())),
+impl Lane {
+    fn ask(
+        &mut self,
+        operation: u64,
+        argument: u64,
+        payload: &[u8],
+    ) -> Result<Vec<u8>, SimulatorError> {
+        send(&mut self.stream, &[operation, argument], payload).map_err(|_| rank_0_ended())?;
+        self.owed += 1;
+        loop {
+            let ([status], answer) = self.receive()?;
+            self.owed -= 1;
+            match status {
+                _ if self.owed > 0 => {}
+                0 => return Ok(answer),
+                _ => return Err(refused(String::from_utf8_lossy(&answer).into())),
+            }
+        }
     }
+
+    /// Waits for the next answer.
+    fn receive(&mut self) -> Result<([u64; 1], Vec<u8>), SimulatorError> {
+        let (mut first, ended) = ([0], |_| rank_0_ended());
+        self.stream
+            .set_read_timeout(Some(ASK_AGAIN))
+            .map_err(ended)?;
+        loop {
+            match self.stream.read(&mut first) {
+                Ok(1..) => break,
+                Err(error) if is_early(&error) && !is_interrupted(self.interrupted) => {}
+                Err(error) if is_early(&error) => return Err(SimulatorError::Interrupted),
+                _ => return Err(rank_0_ended()),
+            }
+        }
+        self.stream.set_read_timeout(None).map_err(ended)?;
+        receive(&mut first.as_slice().chain(&mut self.stream), MOST_BYTES).map_err(ended)
+    }
+}
+
+/// Whether a read ended before there was something to read.
+fn is_early(error: &std::io::Error) -> bool {
+    use ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
+}
+
+fn rank_0_ended() -> SimulatorError {
+    refused("the process of rank 0 ended".into())
 }
 
 /// Sends words, the number of bytes of the payload, and the payload.
@@ -130,7 +205,7 @@ pub(crate) fn send(stream: &mut UnixStream, words: &[u64], payload: &[u8]) -> st
 
 /// Receives what [`send`] sends, with at most `most` bytes of payload.
 pub(crate) fn receive<const N: usize>(
-    stream: &mut UnixStream,
+    stream: &mut impl Read,
     most: u64,
 ) -> std::io::Result<([u64; N], Vec<u8>)> {
     let mut next = || {

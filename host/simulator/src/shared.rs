@@ -18,7 +18,8 @@ pub struct Shared {
     pub seed: u64,
     /// Simulated time in nanoseconds.
     pub clock: Cell<u64>,
-    /// The patience that ended when the last deadline passed; `None` if no more launch could come.
+    /// The patience that ended when the last deadline passed; `None` if no more launch could come, or a rank
+    /// was lost.
     pub patience: Cell<Option<Duration>>,
     /// Version of each rank's memory: grows whenever a word changes that its warps may poll. Warps poll only
     /// their own rank's memory.

@@ -1,7 +1,7 @@
 //! Handles of a machine.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 
 use ferry_layout::{Kernel, MAX_RANKS};
 
@@ -10,7 +10,7 @@ use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::{Outside, RANK_SHIFT};
-use crate::options::Options;
+use crate::options::{ASK_AGAIN, Options, is_interrupted};
 use crate::remote::{Remote, operation};
 use crate::scheduler::World;
 
@@ -21,6 +21,8 @@ pub struct Simulator {
     commands: Sender<Command>,
     memory: Arc<Lent>,
     seed: u64,
+    /// [`Options::interrupted`].
+    interrupted: Option<fn() -> bool>,
     /// The machine, if it is in another process; the other fields are then without use.
     remote: Option<Arc<Remote>>,
 }
@@ -38,6 +40,7 @@ impl Simulator {
             commands,
             memory: Arc::clone(&memory),
             seed: options.seed,
+            interrupted: options.interrupted,
             remote: None,
         };
         std::thread::spawn(move || World::new(options, memory).serve(&inbox));
@@ -50,6 +53,7 @@ impl Simulator {
             commands: channel().0,
             memory: Arc::new(Lent::new(0)),
             seed: 0,
+            interrupted: None,
             remote: Some(Arc::new(remote)),
         }
     }
@@ -161,7 +165,16 @@ impl Simulator {
         self.commands
             .send(command(reply))
             .map_err(|_| SimulatorError::Ended)?;
-        answer.recv().map_err(|_| SimulatorError::Ended)?
+        loop {
+            match answer.recv_timeout(ASK_AGAIN) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Disconnected) => return Err(SimulatorError::Ended),
+                Err(RecvTimeoutError::Timeout) if is_interrupted(self.interrupted) => {
+                    return Err(SimulatorError::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     /// Error for an access by the host, which does not end the simulation.

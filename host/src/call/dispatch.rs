@@ -76,7 +76,7 @@ impl DispatchInput {
         if element == DataType::I64 && !plan.takes_options() {
             return Err(TensorError {
                 tensor: "topk_ids",
-                wanted: "elements of i32, as the plan's options is false: i64 needs kernels with options"
+                wanted: "elements of i32, as the plan's options is false: pass i32, or set options to true"
                     .to_owned(),
                 given: element.to_string(),
             });
@@ -108,7 +108,8 @@ impl DispatchInput {
 /// Inputs of a dispatch's first half that the second half needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// Its `x` and `input_scale` become a shared expert's rows.
+    /// Input of the first half. With a shared expert, the second half writes its `x`, in the plan's format
+    /// and with its `input_scale`, to the shared expert's rows.
     pub(super) input: DispatchInput,
 }
 
@@ -171,8 +172,8 @@ impl DispatchOutput {
             src_info,
             ids: None,
             weights: None,
-            source_rows: None,
-            expert_rows: None,
+            source_counts: None,
+            expert_counts: None,
         }
     }
 
@@ -239,8 +240,8 @@ impl DispatchOutput {
             rows: ReceivedRows {
                 ids: address_or_none(self.ids),
                 weights: address_or_none(self.weights),
-                of_source: address_or_none(self.source_rows),
-                of_expert: address_or_none(self.expert_rows),
+                of_source: address_or_none(self.source_counts),
+                of_expert: address_or_none(self.expert_counts),
                 ..with.options.rows
             },
             ..with.options

@@ -115,10 +115,10 @@ pub struct DispatchOutput {
     /// as `0xfffffffe`.
     pub weights: Option<Tensor<2>>,
     /// i32 `[ranks]`, not by expert: the number of rows from each source rank in these outputs.
-    pub source_rows: Option<Tensor<1>>,
+    pub source_counts: Option<Tensor<1>>,
     /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
     /// lists an expert twice counts twice.
-    pub expert_rows: Option<Tensor<1>>,
+    pub expert_counts: Option<Tensor<1>>,
 }
 
 /// A rank's inputs of a combine.

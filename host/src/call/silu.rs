@@ -49,7 +49,7 @@ pub struct FusedSilu {
     pub input_scales: Option<Tensor<1>>,
     /// `[capacity, columns]` in `format`, 16-byte aligned, written.
     pub output: Tensor<2>,
-    /// The rows' scales in the layout of `format`, written as dispatch writes them; the tiled
+    /// The rows' scales in the layout of `format`, written as a dispatch by expert writes them; the tiled
     /// layout's `offsets` are read. `None` for BF16.
     pub scales: Option<ScaleTensor>,
 }

@@ -34,10 +34,10 @@ pub struct DispatchTensors<T> {
     pub ids: Option<T>,
     /// Value for [`DispatchOutput::weights`].
     pub weights: Option<T>,
-    /// Value for [`DispatchOutput::source_rows`].
-    pub source_rows: Option<T>,
-    /// Value for [`DispatchOutput::expert_rows`].
-    pub expert_rows: Option<T>,
+    /// Value for [`DispatchOutput::source_counts`].
+    pub source_counts: Option<T>,
+    /// Value for [`DispatchOutput::expert_counts`].
+    pub expert_counts: Option<T>,
 }
 
 /// A tensor without gaps that is not allocated yet.
@@ -74,8 +74,8 @@ impl<T> DispatchTensors<T> {
             src_info: map(self.src_info)?,
             ids: self.ids.map(&mut map).transpose()?,
             weights: self.weights.map(&mut map).transpose()?,
-            source_rows: self.source_rows.map(&mut map).transpose()?,
-            expert_rows: self.expert_rows.map(&mut map).transpose()?,
+            source_counts: self.source_counts.map(&mut map).transpose()?,
+            expert_counts: self.expert_counts.map(&mut map).transpose()?,
         })
     }
 
@@ -91,8 +91,8 @@ impl<T> DispatchTensors<T> {
             ("src_info", Some(&self.src_info)),
             ("ids", self.ids.as_ref()),
             ("weights", self.weights.as_ref()),
-            ("source_rows", self.source_rows.as_ref()),
-            ("expert_rows", self.expert_rows.as_ref()),
+            ("source_counts", self.source_counts.as_ref()),
+            ("expert_counts", self.expert_counts.as_ref()),
         ]
     }
 
@@ -159,8 +159,8 @@ impl DispatchOutput {
             src_info: AnyTensor::natural(&self.src_info),
             ids: self.ids.as_ref().map(AnyTensor::natural),
             weights: self.weights.as_ref().map(AnyTensor::natural),
-            source_rows: self.source_rows.as_ref().map(AnyTensor::natural),
-            expert_rows: self.expert_rows.as_ref().map(AnyTensor::natural),
+            source_counts: self.source_counts.as_ref().map(AnyTensor::natural),
+            expert_counts: self.expert_counts.as_ref().map(AnyTensor::natural),
         }
     }
 
@@ -197,15 +197,15 @@ impl DispatchOutput {
         fits("ids", wanted.ids.map(pairs), self.ids, plan)?;
         fits("weights", wanted.weights.map(pairs), self.weights, plan)?;
         fits(
-            "source_rows",
-            wanted.source_rows.map(natural),
-            self.source_rows,
+            "source_counts",
+            wanted.source_counts.map(natural),
+            self.source_counts,
             plan,
         )?;
         fits(
-            "expert_rows",
-            wanted.expert_rows.map(natural),
-            self.expert_rows,
+            "expert_counts",
+            wanted.expert_counts.map(natural),
+            self.expert_counts,
             plan,
         )
     }
@@ -329,8 +329,8 @@ impl Plan {
             src_info: tensor(DataType::I32, [rows, 2]),
             ids: of_rows(tensor(id, slots)),
             weights: of_rows(tensor(DataType::F32, slots)),
-            source_rows: counts(self.ranks() as usize),
-            expert_rows: counts(self.local_experts()),
+            source_counts: counts(self.ranks() as usize),
+            expert_counts: counts(self.local_experts()),
         }
     }
 }
@@ -373,8 +373,8 @@ impl DispatchOutput {
             src_info: placed(none.src_info, Some(at.src_info)),
             ids: none.ids.map(|of| placed(of, at.ids)),
             weights: none.weights.map(|of| placed(of, at.weights)),
-            source_rows: none.source_rows.map(|of| placed(of, at.source_rows)),
-            expert_rows: none.expert_rows.map(|of| placed(of, at.expert_rows)),
+            source_counts: none.source_counts.map(|of| placed(of, at.source_counts)),
+            expert_counts: none.expert_counts.map(|of| placed(of, at.expert_counts)),
         };
         output.check(plan)?;
         Ok(output)

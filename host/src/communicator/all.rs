@@ -40,6 +40,7 @@ type Counts<'c> = &'c [(&'static str, usize)];
 ///     let device = rank.device();
 ///     let x = device.upload_tensor([1, 8], &[0x3f80_u16; 8])?;
 ///     inputs.push(DispatchInput::new(x, device.upload_tensor([1, 2], &[1_i32, 2])?));
+///     // These tensors stay allocated until the process ends: keep the buffers to free them.
 ///     rows.push(*DispatchBuffers::new(device, &plan)?.output());
 ///     sums.push(CombineBuffers::new(device, &plan)?.output(1)?);
 /// }

@@ -212,7 +212,7 @@ pub struct Communicator {
 /// Reason why a communicator cannot be used any more.
 #[derive(Clone, Copy, Debug)]
 enum Poison {
-    /// A kernel gave up, or a peer's.
+    /// A kernel of this rank gave up, for the reason in the fault.
     Fault(Fault),
     /// A call for all ranks of the process could not be launched on this one.
     Launch(Rank),
@@ -289,8 +289,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MaxSms`]: 0, more than at first, or a plan whose rows go by expert: all launches of its
-    /// communicators have one number of blocks.
+    /// [`Error::MaxSms`]: 0, more than at first, or any number with a plan whose rows go by expert: all
+    /// launches of its communicators have one number of blocks.
     pub fn limit_sms(&mut self, max_sms: Option<u32>) -> Result<(), Error> {
         let refused = |rule: &str| {
             let value = max_sms.map_or("None".to_owned(), |sms| sms.to_string());
@@ -299,8 +299,8 @@ impl Communicator {
         };
         let receive = self.plan.config().receive;
         match (max_sms, self.most_sms) {
-            _ if !receive.keeps_rows() => refused(&format!(
-                "receive is {receive}, which takes the same number in every call"
+            (Some(_), _) if !receive.keeps_rows() => refused(&format!(
+                "by expert (receive is {receive}) all calls take the number of Config::max_sms"
             )),
             (Some(0), _) => refused("a kernel takes at least 1"),
             (Some(sms), Some(most)) if sms > most => {

@@ -65,7 +65,7 @@ pub enum Error {
         /// The plan's format.
         format: TokenFormat,
     },
-    /// A fused SiLU with sizes that it does not take.
+    /// A fused SiLU was given numbers of rows, columns or experts that it does not take.
     #[error(
         "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are \
          a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"

@@ -20,9 +20,7 @@ impl Notice {
             return;
         }
         self.0.call_once(|| {
-            let line = format!(
-                "ferry: {what} (said once; a subscriber of `tracing` gets every such warning)\n"
-            );
+            let line = format!("ferry: {what} (said once)\n");
             // A process without stderr has nobody to tell.
             let _ = std::io::stderr().write_all(line.as_bytes());
         });

@@ -175,6 +175,10 @@ impl Group {
     /// after all have joined; a rank that does not come is waited for as long as `timeout`, here and when
     /// communicators and the group begin and end.
     ///
+    /// Rank 0 replaces no file but a socket at which nobody listens, and removes its own before this returns.
+    /// Give each job a path of its own, or a [`key`](SimulatorOptions::key): ranks with another one are sent
+    /// away. Two ranks 0 at a path while ranks meet are an error on all ranks there.
+    ///
     /// A process that ends is a lost rank. If rank 0's ends, all calls of the others fail at once.
     ///
     /// # Errors

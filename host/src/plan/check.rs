@@ -250,7 +250,7 @@ pub(super) fn check_behaviour(problems: &mut Problems, config: &Config) {
     problems.require(
         !deadline.is_zero() && deadline <= MAX_DEADLINE,
         "deadline",
-        format_args!("{deadline:?}"),
+        format_args!("{} s", deadline.as_secs_f64()),
         "it must be above zero and at most a day",
     );
     problems.require(

@@ -150,7 +150,7 @@ impl Plan {
     /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding.
     pub const fn max_rows(&self) -> usize {
         if self.config.receive.keeps_rows() {
-            return self.source_rows();
+            return self.source_counts();
         }
         let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows().next_multiple_of(alignment);
@@ -169,7 +169,7 @@ impl Plan {
     /// The same as `max_rows` if rows [stay as they came](Config::receive).
     pub const fn max_rows_distinct(&self) -> usize {
         if self.config.receive.keeps_rows() {
-            return self.source_rows();
+            return self.source_counts();
         }
         let alignment = self.row_alignment() as u64;
         let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
@@ -177,7 +177,7 @@ impl Plan {
     }
 
     /// Number of pairs of a source rank and a token: most rows that stay as they came.
-    const fn source_rows(&self) -> usize {
+    const fn source_counts(&self) -> usize {
         self.shape.ranks as usize * self.shape.max_tokens_per_rank as usize
     }
 

@@ -192,9 +192,9 @@ fn ranks_nodes_and_behaviour_are_checked() {
             c.p2p_world_size = Some(size);
         });
     }
-    refused("deadline", "0ns", |c| c.deadline = Duration::ZERO);
+    refused("deadline", "0 s", |c| c.deadline = Duration::ZERO);
     let long = Duration::from_secs(100_000);
-    refused("deadline", "100000s", |c| c.deadline = long);
+    refused("deadline", "100000 s", |c| c.deadline = long);
     refused("max_sms", "0", |c| c.max_sms = Some(0));
 }
 

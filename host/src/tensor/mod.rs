@@ -180,11 +180,11 @@ pub(crate) struct Element {
 }
 
 impl Element {
-    /// BF16 in rows.
+    /// Elements of rows of BF16, 16-byte aligned.
     pub(crate) const BF16_ROW: Self = Self::row(DataType::Bf16);
-    /// f32, one by one.
+    /// f32, aligned to its size.
     pub(crate) const F32: Self = Self::word(DataType::F32);
-    /// u32, one by one.
+    /// u32, aligned to its size.
     pub(crate) const U32: Self = Self::word(DataType::U32);
     /// Elements of rows: kernels move 16 bytes at a time.
     pub(crate) const fn row(data_type: DataType) -> Self {

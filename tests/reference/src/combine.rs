@@ -191,7 +191,7 @@ impl Token<'_> {
         &self.expert_rows[place.rank][start..start + self.hidden]
     }
 
-    /// Adds weight times row, the product rounded before the sum.
+    /// Adds a row times `weight` to `sum`. Each product is rounded to f32 before it is added.
     fn add_weighted(&self, sum: &mut [f32], weight: f32, place: Place) {
         for (sum, value) in sum.iter_mut().zip(self.row(place)) {
             let product = weight * value.to_f32();

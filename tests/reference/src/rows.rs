@@ -31,9 +31,9 @@ pub struct ReceivedRows {
     /// Source rank and token, `[rows]`: -1 and -1 in rows without a token.
     pub src_info: Vec<[i32; 2]>,
     /// Rows of each source rank, `[ranks]`.
-    pub source_rows: Vec<i32>,
+    pub source_counts: Vec<i32>,
     /// Slots with each local expert, `[local_experts]`.
-    pub expert_rows: Vec<i32>,
+    pub expert_counts: Vec<i32>,
     /// Tokens with an expert on this rank, whether the outputs hold them or not.
     pub sent: usize,
 }
@@ -54,8 +54,8 @@ pub fn receive_rows(problem: &Problem, rank: usize, numbers: RowNumbers) -> Rece
         ids: vec![-1; rows * problem.top_k],
         weights: vec![0.0; rows * problem.top_k],
         src_info: vec![[-1, -1]; rows],
-        source_rows: vec![0; problem.ranks],
-        expert_rows: vec![0; problem.local_experts()],
+        source_counts: vec![0; problem.ranks],
+        expert_counts: vec![0; problem.local_experts()],
         sent: 0,
     };
     for source in 0..problem.ranks {
@@ -101,13 +101,13 @@ impl ReceivedRows {
     fn put(&mut self, problem: &Problem, rank: usize, row: usize, source: usize, token: usize) {
         self.tokens[row] = Some((source, token));
         self.src_info[row] = [source, token].map(|index| index as i32);
-        self.source_rows[source] += 1;
+        self.source_counts[source] += 1;
         for slot in 0..problem.top_k {
             if let Some(local) = local_expert(problem, rank, source, token, slot) {
                 let weight = problem.inputs[source].topk_weights[token * problem.top_k + slot];
                 self.ids[row * problem.top_k + slot] = local as i64;
                 self.weights[row * problem.top_k + slot] = as_it_travels(weight);
-                self.expert_rows[local] += 1;
+                self.expert_counts[local] += 1;
             }
         }
     }
@@ -233,8 +233,8 @@ pub(crate) mod tests {
         let weights = [0.5, 0.25, 0.0, 2.0, 7.0, last, 0.0, 0.0];
         assert_eq!(bits(&rows.weights), bits(&weights));
         assert_eq!(rows.src_info, [[0, 0], [0, 1], [1, 1], [-1, -1]]);
-        assert_eq!(rows.source_rows, [2, 1]);
-        assert_eq!(rows.expert_rows, [1, 4]);
+        assert_eq!(rows.source_counts, [2, 1]);
+        assert_eq!(rows.expert_counts, [1, 4]);
         assert_eq!(rows.sent, 3);
 
         let rows = receive_rows(&problem(), 1, RowNumbers::Compact { capacity: 2 });
@@ -242,7 +242,7 @@ pub(crate) mod tests {
         assert_eq!(rows.ids, [1, -1, -1, 0]);
         assert_eq!(rows.weights, [0.125, 0.0, 0.0, 4.0]);
         assert_eq!(
-            (rows.source_rows, rows.expert_rows),
+            (rows.source_counts, rows.expert_counts),
             (vec![2, 0], vec![1, 1])
         );
     }
@@ -252,14 +252,14 @@ pub(crate) mod tests {
         let rows = receive_rows(&problem(), 0, RowNumbers::Compact { capacity: 2 });
         assert_eq!(rows.tokens, [Some((0, 0)), Some((0, 1))]);
         assert_eq!(
-            (rows.source_rows, rows.expert_rows),
+            (rows.source_counts, rows.expert_counts),
             (vec![2, 0], vec![1, 2])
         );
         assert_eq!(rows.sent, 3);
         let rows = receive_rows(&problem(), 0, RowNumbers::Compact { capacity: 0 });
         assert_eq!((rows.ids.len(), rows.sent), (0, 3));
         assert_eq!(
-            (rows.source_rows, rows.expert_rows),
+            (rows.source_counts, rows.expert_counts),
             (vec![0, 0], vec![0, 0])
         );
     }
@@ -276,7 +276,7 @@ pub(crate) mod tests {
         assert_eq!(rows.src_info[4..6], [[-1, -1], [1, 1]]);
         assert_eq!(rows.weights[4..10], [0.0; 6]);
         assert_eq!(
-            (rows.source_rows, rows.expert_rows),
+            (rows.source_counts, rows.expert_counts),
             (vec![2, 1], vec![1, 4])
         );
     }

@@ -20,7 +20,7 @@ pub fn place(experts: &[Vec<Vec<u8>>], groups: usize) -> (Vec<u8>, Vec<u32>) {
     (bytes, offsets)
 }
 
-/// Appends one tile of 128 rows and 4 groups: `[32, 4, 4]` is (row modulo 32, row over 32, group).
+/// Appends one tile of 128 rows and 4 groups, `[32, 4, 4]`: the indices are row % 32, row / 32 and group.
 fn place_tile(bytes: &mut Vec<u8>, block: &[Vec<u8>], tile: usize) {
     for row_in_32 in 0..32 {
         for row_over_32 in 0..4 {

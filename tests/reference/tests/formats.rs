@@ -250,7 +250,7 @@ fn rows() -> impl Strategy<Value = Vec<bf16>> {
     ]
 }
 
-/// Rows of one group of blockwise FP8, of any bits or of small numbers.
+/// Rows of 128 elements, one group of blockwise FP8: any bits, any bits below 2, or numbers from -8 to 8.
 fn rows_of_f32() -> impl Strategy<Value = Vec<f32>> {
     let anything = any::<u32>().prop_map(f32::from_bits);
     let below_2 = any::<u32>().prop_map(|bits| f32::from_bits(bits & 0xbfff_ffff));

@@ -269,12 +269,12 @@ proptest! {
             }
             for local in 0..here {
                 let slots = rows.ids.iter().filter(|&&id| id == local as i64).count();
-                prop_assert_eq!(rows.expert_rows[local], slots as i32);
+                prop_assert_eq!(rows.expert_counts[local], slots as i32);
             }
             for source in 0..problem.ranks {
                 let tokens = rows.tokens.iter().flatten();
                 let own = tokens.filter(|token| token.0 == source).count();
-                prop_assert_eq!(rows.source_rows[source], own as i32);
+                prop_assert_eq!(rows.source_counts[source], own as i32);
             }
         }
         found.sort_unstable();

@@ -402,7 +402,8 @@ fn phase(timed: &Timed, payload_bytes: u64, wire_bytes: u64) -> Phase {
     }
 }
 
-/// Sets the yardsticks beside a record; `index` is that of its tokens.
+/// Adds the limits and NCCL's times to a record. `index` is the position of its number of tokens in
+/// `BenchArgs::tokens`.
 fn compare(
     record: &mut Record,
     yardsticks: &Yardsticks,

@@ -40,8 +40,8 @@ pub fn tensors(rows: &Rows, settings: &Settings) -> Vec<(&'static str, Stored)> 
         ("ids", (ids.0, vec![count, top_k], ids.1)),
         ("weights", (Dtype::F32, vec![count, top_k], weights)),
         ("src_info", (Dtype::I32, vec![count, 2], info)),
-        ("source_rows", counts(&rows.source_rows)),
-        ("expert_rows", counts(&rows.expert_rows)),
+        ("source_counts", counts(&rows.source_counts)),
+        ("expert_counts", counts(&rows.expert_counts)),
     ];
     if layout.transposed_scales {
         let columns = rows.scales.chunks(4 * layout.rows.max(1));

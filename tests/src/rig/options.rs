@@ -123,7 +123,8 @@ impl Options {
         }
     }
 
-    /// Gives a rank's combine what it is to be given.
+    /// Adds this set's inputs to a rank's combine: the steps of the epilogue and the row weights that
+    /// [`draw`](Self::draw) draws.
     pub(super) fn give(&self, subject: &Subject<'_>, ep: &Communicator, input: &mut CombineInput) {
         let given = self.draw(subject);
         let (device, hidden) = (ep.device(), subject.problem.hidden);

@@ -45,8 +45,8 @@ impl Oracle {
         subject("ids").numbers(&wanted.ids, &given.ids, layout.top_k)?;
         let weights: Vec<u32> = wanted.weights.iter().map(|w| w.to_bits()).collect();
         subject("weights").numbers(&weights, &given.weights, layout.top_k)?;
-        subject("source_rows").numbers(&wanted.source_rows, &given.source_rows, 1)?;
-        subject("expert_rows").numbers(&wanted.expert_rows, &given.expert_rows, 1)?;
+        subject("source_counts").numbers(&wanted.source_counts, &given.source_counts, 1)?;
+        subject("expert_counts").numbers(&wanted.expert_counts, &given.expert_counts, 1)?;
 
         let image = |width: usize| vec![POISON; width * layout.rows];
         let part = |part: fn(&Encoded) -> Vec<u8>, given: &[u8], width: usize| {

@@ -223,7 +223,7 @@ impl Oracle {
         )
     }
 
-    /// A token of a rank in the format, if its values are compared.
+    /// Returns a token of rank `source`, encoded in the format; `None` if its values are not compared.
     pub(super) fn encoded(&self, source: usize, token: usize) -> Option<&Encoded> {
         let step = self.compared.step;
         token

@@ -50,12 +50,12 @@ impl Contents {
                 assert_eq!(end as usize, rows, "rows by expert");
             }
             Self::Rows(received) => {
-                let of_sources = received.source_rows.iter().map(|&rows| rows as u32);
+                let of_sources = received.source_counts.iter().map(|&rows| rows as u32);
                 assert!(
                     of_sources.eq(counts.source_counts.iter().copied()),
                     "{counts:?}"
                 );
-                let of_experts = received.expert_rows.iter().map(|&rows| rows as u32);
+                let of_experts = received.expert_counts.iter().map(|&rows| rows as u32);
                 assert!(
                     of_experts.eq(counts.expert_counts.iter().copied()),
                     "{counts:?}"
@@ -206,8 +206,8 @@ impl Rows {
                 narrow.into_iter().map(i64::from).collect()
             }
         };
-        let (weights, source_rows) = (present(output.weights), present(output.source_rows));
-        let expert_rows = present(output.expert_rows);
+        let (weights, source_counts) = (present(output.weights), present(output.source_counts));
+        let expert_counts = present(output.expert_counts);
         let tokens = output.tokens.map(|tensor| tensor.at);
         let row_scales = output.row_scales.map(|tensor| tensor.at);
         let mut all = Self {
@@ -219,8 +219,8 @@ impl Rows {
             ids,
             weights: download(device, weights.at, weights.elements())?,
             src_info: download(device, output.src_info.at, rows)?,
-            source_rows: download(device, source_rows.at, source_rows.elements())?,
-            expert_rows: download(device, expert_rows.at, expert_rows.elements())?,
+            source_counts: download(device, source_counts.at, source_counts.elements())?,
+            expert_counts: download(device, expert_counts.at, expert_counts.elements())?,
         };
         if let Some(viewed) = viewed {
             all.take_view(viewed);

@@ -106,9 +106,9 @@ pub struct Rows {
     /// `[rows]`.
     pub src_info: Vec<[i32; 2]>,
     /// `[ranks]`.
-    pub source_rows: Vec<i32>,
+    pub source_counts: Vec<i32>,
     /// `[local experts]`.
-    pub expert_rows: Vec<i32>,
+    pub expert_counts: Vec<i32>,
 }
 
 /// Rows of a view, as they were in the window, those without a token among them.
@@ -163,8 +163,8 @@ impl Rows {
             ids: rows.ids.clone(),
             weights: rows.weights.iter().map(|weight| weight.to_bits()).collect(),
             src_info: rows.src_info.clone(),
-            source_rows: rows.source_rows.clone(),
-            expert_rows: rows.expert_rows.clone(),
+            source_counts: rows.source_counts.clone(),
+            expert_counts: rows.expert_counts.clone(),
         }
     }
 
@@ -188,7 +188,7 @@ impl Rows {
         elements: impl Fn(usize, usize, usize) -> &'a [bf16],
     ) -> Vec<bf16> {
         let RowLayout { hidden, top_k, .. } = self.layout;
-        let first = rank * self.expert_rows.len();
+        let first = rank * self.expert_counts.len();
         let mut answers = vec![bf16::NAN; self.layout.rows * hidden];
         for (row, source, token) in self.present() {
             let slots = row * top_k..(row + 1) * top_k;

@@ -140,8 +140,8 @@ fn every_output_of_rows(rows: &mut Rows) -> Vec<(&'static str, &mut [u8])> {
         ids,
         weights,
         src_info,
-        source_rows,
-        expert_rows,
+        source_counts,
+        expert_counts,
     } = rows;
     assert!(*is_read, "a session reads its views");
     vec![
@@ -151,8 +151,8 @@ fn every_output_of_rows(rows: &mut Rows) -> Vec<(&'static str, &mut [u8])> {
         ("ids", cast_slice_mut(ids)),
         ("weights", cast_slice_mut(weights)),
         ("src_info", cast_slice_mut(src_info)),
-        ("source_rows", cast_slice_mut(source_rows)),
-        ("expert_rows", cast_slice_mut(expert_rows)),
+        ("source_counts", cast_slice_mut(source_counts)),
+        ("expert_counts", cast_slice_mut(expert_counts)),
     ]
 }
 

@@ -42,8 +42,8 @@ fn described(problem: &Problem, rows: &ReceivedRows, layout: Layout) -> Vec<Want
         ("ids", slots.clone(), ids),
         ("weights", slots, weights),
         ("src_info", vec![rows.tokens.len(), 2], info),
-        ("source_rows", ranks, words(&rows.source_rows)),
-        ("expert_rows", experts, words(&rows.expert_rows)),
+        ("source_counts", ranks, words(&rows.source_counts)),
+        ("expert_counts", experts, words(&rows.expert_counts)),
     ]
 }
 

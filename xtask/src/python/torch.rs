@@ -2,67 +2,56 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use xshell::cmd;
+use anyhow::{Context, Result, ensure};
+use xshell::{Shell, cmd};
 
 use super::{PACKAGE, environment, shell, wheel};
 use crate::places::Places;
 
-/// Packages that `import torch`, `torch.compile` and the tests need.
-const IMPORTED: [&str; 9] = [
+/// Packages that `import torch`, `torch.compile`, `import flashinfer.moe_ep` and the tests need, and
+/// transformers, which does not require torch.
+const IMPORTED: [&str; 14] = [
+    "apache-tvm-ffi",
     "filelock",
     "fsspec",
     "jinja2",
     "networkx",
     "numpy",
+    "nvidia-ml-py",
     "pytest",
+    "requests",
     "setuptools",
     "sympy",
+    "tqdm",
+    "transformers",
     "typing-extensions",
 ];
 
 /// Prints those of torch's requirements whose libraries its own ones link: without them it is not imported,
-/// also on a CPU. Triton and CUDA's bindings for Python are left out.
+/// also on a CPU. Triton, CUDA's bindings for Python, cuSOLVER and NVTX are left out.
 const LINKED: &str = "
 import importlib.metadata as metadata
 for requirement in metadata.requires('torch'):
     if requirement.startswith(('cuda-toolkit', 'nvidia-')):
+        for extra in ('cusolver', 'nvtx'):
+            requirement = requirement.replace(extra + ',', '').replace(',' + extra, '')
         print(requirement.split(';')[0].strip())
 ";
 
-/// Runs the tests, and makes the environment before if `make` is set.
+/// Runs the tests, and makes the environment before if `make` is set. Without an environment it runs none,
+/// and says so.
 pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) -> Result<()> {
     let shell = shell(places)?;
     let programs = at.join("bin");
     if make {
-        environment(&shell, at, &[])?;
-        let pip = [
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--quiet",
-        ];
-        println!("fetching torch and CUDA's libraries, which takes minutes");
-        cmd!(shell, "{programs}/python {pip...}")
-            .args(IMPORTED)
-            .quiet()
-            .run()?;
-        cmd!(shell, "{programs}/python {pip...} --no-deps torch")
-            .quiet()
-            .run()?;
-        let linked = cmd!(shell, "{programs}/python -c {LINKED}")
-            .quiet()
-            .read()?;
-        cmd!(shell, "{programs}/python {pip...}")
-            .args(linked.lines())
-            .quiet()
-            .run()?;
+        make_environment(&shell, at)?;
     } else if !programs.join("python").is_file() {
-        bail!(
-            "there is no environment in {}; `cargo xtask test-python --torch --make` makes one",
+        println!(
+            "skipped: the tests with torch, as there is no environment in {}; `cargo xtask test-python \
+             --torch --make` makes one",
             at.display()
         );
+        return Ok(());
     }
     let wheel = wheel(places)?;
     let again = [
@@ -85,4 +74,39 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
     .env("PYTHONDONTWRITEBYTECODE", "1")
     .run()
     .context("the tests with torch failed")
+}
+
+/// Makes an environment that has torch, transformers and FlashInfer on a CPU, or completes it.
+fn make_environment(shell: &Shell, at: &Path) -> Result<()> {
+    let python = environment(shell, at, &[])?.join("python");
+    println!("fetching torch, CUDA's libraries, transformers and FlashInfer, which takes minutes");
+    install(shell, &python, &IMPORTED)?;
+    install(shell, &python, &["--no-deps", "torch", "flashinfer-python"])?;
+    let linked = cmd!(shell, "{python} -c {LINKED}").quiet().read()?;
+    install(shell, &python, &linked.lines().collect::<Vec<_>>())?;
+    let check = "
+from importlib.metadata import version
+import flashinfer.moe_ep, torch, transformers
+print(', '.join(f'{name} {version(name)}' for name in ('torch', 'transformers', 'flashinfer-python')))
+";
+    let versions = cmd!(shell, "{python} -c {check}").quiet().read()?;
+    println!("imported: {versions}");
+    Ok(())
+}
+
+/// Installs packages. Shows what pip says only if it fails: it complains of requirements that are left out.
+fn install(shell: &Shell, python: &Path, packages: &[&str]) -> Result<()> {
+    let quiet = ["--quiet", "--disable-pip-version-check", "--upgrade"];
+    let output = cmd!(shell, "{python} -m pip install {quiet...}")
+        .args(packages)
+        .quiet()
+        .ignore_status()
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "pip cannot install {}:\n{}",
+        packages.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
 }

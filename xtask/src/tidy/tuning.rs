@@ -45,7 +45,8 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
     complaints.collect()
 }
 
-/// Complaints about the log: entries whose numbers do not fall one by one, or that its index lacks.
+/// Complaints about the log: entries whose number is not one less than that of the entry above, or that the
+/// log's index does not list.
 pub(super) fn check_order(files: &[SourceFile]) -> Vec<Complaint> {
     let Some(log) = files.iter().find(|file| file.path == LOG) else {
         return Vec::new();

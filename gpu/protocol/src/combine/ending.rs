@@ -10,7 +10,7 @@ use crate::machine::rows::Row;
 use crate::sync::launch::Launch;
 
 /// Last step of a launch for the sums of its tokens. Each variant is a type of its own, so that a launch
-/// chooses once: a kernel that chooses at every token takes longer in both (T-118).
+/// chooses between them once: choosing again at every token makes a launch that only rounds slower (T-118).
 pub trait Ending<M: Machine>: Copy {
     /// Last step for the sums of a token.
     fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M>;

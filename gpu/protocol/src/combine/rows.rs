@@ -88,9 +88,10 @@ pub fn return_weights<M: Machine>(
     });
 }
 
-/// Writes the weights of a token's slots as its experts' ranks returned them, zeros for slots that are not
-/// routed. Inline ones are awaited and re-armed; others have arrived. The error names a slot of a row that
-/// has not. Nothing if no weights return.
+/// Writes the weights that the ranks of a token's experts returned, one for each top-k slot; 0 for slots that
+/// are not routed. Waits for inline weights and re-arms their words; others have arrived with their rows. On
+/// a time-out writes nothing, and the error has the slot of a row that is missing. Does nothing if the launch
+/// returns no weights.
 #[inline(always)]
 pub fn take_weights<M: Machine>(
     launch: &Launch<M>,

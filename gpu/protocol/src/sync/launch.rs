@@ -14,7 +14,7 @@ pub struct Aborted;
 /// [`Counter::Aborted`] of a rank of which a warp waited for another warp in vain. That other warp may still
 /// record the peer that it waits for.
 const ABORTED_BY_ITSELF: u64 = 1;
-/// [`Counter::Aborted`] of a rank whose fault record has the reason.
+/// Value of [`Counter::Aborted`] after the fault record has the final reason: later time-outs record nothing.
 const ABORTED: u64 = 2;
 
 /// A launch of a kernel on a warp: the machine, the arguments that all kernels have, and the round of the

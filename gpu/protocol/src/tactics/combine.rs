@@ -7,8 +7,8 @@ use crate::tactics::{Phase, Split, Wire, tuning};
 use crate::work::extent::Extent;
 use crate::work::sub_warps::SubWarps;
 
-/// Decisions of a launch of combine. The wire is the same on all ranks: it follows from the extent that
-/// dispatch found over all sources.
+/// Decisions of a launch of combine. Whether rows have inline flags is the same on all ranks, because it
+/// follows from the extent that dispatch found over all sources. Everything else may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CombineTactics {
     /// Way in which rows travel.

@@ -47,9 +47,9 @@ enum Address {
 /// A warp and its tensors.
 struct InlineWarp<'a> {
     warp: Warp<'a>,
-    /// Value that it sends.
+    /// Value that this warp sends.
     input: Cell<u32>,
-    /// Words that it has taken.
+    /// Row that this warp has received.
     output: Cell<[u32; WORDS]>,
     /// Number of vain looks after the last write.
     looks: Cell<u32>,

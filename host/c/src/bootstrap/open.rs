@@ -131,7 +131,8 @@ mod tests {
         }
     }
 
-    /// An address of this test's own: process and call choose a loopback address.
+    /// Returns a free address and port for one test: the process id and `call`, which differs from test to
+    /// test, choose the loopback address.
     fn free_address(call: u8) -> CString {
         let [.., high, low] = std::process::id().to_be_bytes();
         let listener = TcpListener::bind((Ipv4Addr::new(127, high, low, call), 0)).unwrap();

@@ -19,6 +19,7 @@ __all__ = [
     "Plan",
     "PreparedCombine",
     "PreparedDispatch",
+    "Reader",
     "Tensor",
     "__version__",
     "close_all",
@@ -190,12 +191,18 @@ class Group:
         *,
         patience: float | None = None,
         timeout: float = 30.0,
+        key: bytes | str | None = None,
     ) -> Group:
         """Makes simulated ranks that are processes, for tests and first steps with ``torchrun``.
 
         Rank 0's process runs the simulation, and the others talk to it over a Unix socket at ``path``, which
         other users cannot open; ``seed`` and ``patience`` are those of rank 0. Collective: returns after all
         have joined; ``timeout`` bounds this and later waits for a rank that does not come, in seconds.
+
+        ``key``, bytes or text, names the job: a process with another one is sent away, and all others go on.
+        Without keys, give each job a path of its own, as processes cannot tell whose rank 0 they found.
+        Rank 0 replaces no file but a socket at which nobody listens, fails if another rank 0 listens
+        there, and so do both jobs then, and removes the socket before this returns.
 
         A process that ends is a lost rank. If rank 0's ends, calls of the others raise
         :class:`ferry_ep.SimulatorError` at once.
@@ -275,7 +282,9 @@ class Plan:
         """Returns the first expert on ``rank``; the others follow it."""
     @property
     def groups(self) -> int:
-        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these."""
+        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
+        one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
+        """
     @property
     def max_rows(self) -> int:
         """Most rows that a dispatch can bring to a rank."""
@@ -292,7 +301,9 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Bytes of each rank's workspace, in device memory of the library."""
     def shared_tokens(self, rank: int, tokens: int) -> tuple[int, int]:
-        """Returns start and end of the tokens that the shared expert gets on ``rank``."""
+        """Returns the range ``(start, end)``, ``end`` excluded, of those of ``tokens`` tokens that the
+        shared expert gets on ``rank``; it is empty without a shared expert.
+        """
     def _capacity(self, capacity: int | str) -> tuple[int, int]: ...
     def output_layout(self, capacity: int | str | None = None, *, id_type: str = "i32") -> list[TensorLayout]:
         """Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
@@ -313,8 +324,6 @@ class DispatchInput:
         input_scale: Tensor | None = None,
         tokens_on_device: Tensor | None = None,
     ) -> DispatchInput: ...
-    @property
-    def tokens(self) -> int: ...
     @property
     def wide_ids(self) -> bool: ...
 
@@ -369,6 +378,13 @@ class PreparedCombine:
         """Enqueues it. An address of 0 is the prepared one. Errors are those of a combine."""
 
 @final
+class Reader:
+    """Reads tensors of a class, and the current stream of its library, without a Python call."""
+
+    @staticmethod
+    def of(class_: type) -> Reader | None: ...
+
+@final
 class Communicator:
     @property
     def rank(self) -> int: ...
@@ -410,29 +426,20 @@ class Communicator:
         max_sms: int | None = None,
     ) -> None: ...
     def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
-    def _dispatch_at(
+    def _dispatch_tensors(
         self,
-        stream: int,
-        tokens: int,
-        x: int,
-        x_stride: int,
-        topk_ids: int,
-        wide_ids: bool,
-        topk_weights: int,
-        rows: int,
-        scale_blocks: int,
-        outputs: Sequence[int],
-    ) -> None: ...
-    def _combine_at(
-        self,
-        stream: int,
-        tokens: int,
-        rows: int,
-        expert_rows: int,
-        topk_weights: int,
-        combined: int,
-    ) -> None: ...
+        reader: Reader,
+        x: object,
+        topk_ids: object,
+        topk_weights: object | None,
+        outputs: Sequence[object],
+        /,
+    ) -> bool: ...
+    def _combine_tensors(
+        self, reader: Reader, expert_rows: object, topk_weights: object | None, combined: object, /
+    ) -> bool: ...
     def _counts(self) -> tuple[int, int]: ...
+    def _last(self) -> tuple[int, bool]: ...
     def _synchronize(self, stream: int) -> Fault | None: ...
     def _check(self) -> Fault | None: ...
     def _wait(self, stream: int) -> None: ...

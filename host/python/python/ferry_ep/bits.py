@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
+from .errors import TensorError
 from .tensors import refuse
 
 if TYPE_CHECKING:
@@ -18,20 +19,31 @@ __all__ = ["decode", "from_bf16", "to_bf16"]
 def to_bf16(values: Any) -> Any:
     """Returns the BF16 bits, ``uint16``, of an array of numbers, each rounded to nearest, ties to even.
 
+    Raises :class:`ferry_ep.TensorError` for ``uint16``, which are bits already.
+
     >>> import numpy
     >>> to_bf16(numpy.array([1.0, -2.0])).tolist()
     [16256, 49152]
     """
     import numpy
 
-    bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
+    given = _array("values", values, "numbers")
+    if given.dtype == numpy.uint16:
+        raise refuse(
+            "values", "numbers, such as float32", "uint16, which are BF16's bits: from_bf16 decodes them"
+        )
+    if given.dtype.kind not in "biuf":
+        raise refuse("values", "numbers, such as float32", str(given.dtype))
+    bits = numpy.ascontiguousarray(given, dtype=numpy.float32).view(numpy.uint32)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return numpy.where(is_nan, (bits >> 16) | 0x40, rounded).astype(numpy.uint16)
 
 
 def from_bf16(bits: Any) -> Any:
-    """Returns the numbers, ``float32``, of BF16 bits.
+    """Returns the numbers, ``float32``, of BF16 bits, ``uint16``.
+
+    Raises :class:`ferry_ep.TensorError` for other elements.
 
     >>> import numpy
     >>> from_bf16(numpy.array([16256, 49152], dtype=numpy.uint16)).tolist()
@@ -39,8 +51,26 @@ def from_bf16(bits: Any) -> Any:
     """
     import numpy
 
-    words = numpy.ascontiguousarray(bits, dtype=numpy.uint16).astype(numpy.uint32) << 16
+    given = _array("bits", bits, "uint16")
+    if given.dtype != numpy.uint16:
+        raise refuse("bits", "uint16, the bits of BF16, as to_bf16 makes them of numbers", str(given.dtype))
+    words = numpy.ascontiguousarray(given, dtype=numpy.uint16).astype(numpy.uint32) << 16
     return words.view(numpy.float32)
+
+
+def _array(name: str, given: Any, wanted: str) -> Any:
+    """Returns an array of NumPy of a CPU array."""
+    import numpy
+
+    try:
+        array = None if given is None else numpy.asarray(given)
+    except TensorError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refuse(name, f"an array of {wanted}", f"{type(given).__name__}: {error}") from None
+    if array is None or array.dtype == object:
+        raise refuse(name, f"an array of {wanted}", f"{type(given).__name__}")
+    return array
 
 
 def decode(
@@ -84,4 +114,4 @@ def _rows(output: DispatchOutput, receive: str) -> int:
     """Returns the number of rows that a dispatch may have written."""
     if receive == "by-expert":
         return int(output.row_offsets[-1])
-    return int(output.source_rows.sum()) if receive == "compact" else output.rows
+    return int(output.source_counts.sum()) if receive == "compact" else output.rows

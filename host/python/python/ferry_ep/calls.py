@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _ferry
@@ -40,7 +39,6 @@ class Call:
     """
 
     def __init__(self, communicator: Rank, stream: Any) -> None:
-        communicator._thread = threading.get_ident()
         self.communicator = communicator
         self.stream = communicator._stream(stream)
         #: Whether an argument is a CPU array.
@@ -149,6 +147,8 @@ class Call:
 
     def finish(self, *, of_round: bool = True) -> None:
         """Waits, and copies what the call filled, if an argument is a CPU array."""
+        if of_round:
+            self.communicator._drive()
         if not self.copies:
             return
         native = self.communicator._native

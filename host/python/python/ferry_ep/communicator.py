@@ -28,6 +28,9 @@ class Communicator(Rank):
     Drive each rank from a thread (or a process) of its own then, or use the calls for all ranks.
 
     One thread at a time makes calls of a communicator; another one gets :class:`ferry_ep.BusyError`.
+
+    In a simulated group ``KeyboardInterrupt`` ends a wait of the main thread. The round stays open: drop the
+    communicator, or leave its ``with`` block. A wait for a GPU ends by the deadline first.
     """
 
     def dispatch(
@@ -64,7 +67,6 @@ class Communicator(Rank):
         output = call.outputs(out)
         call.require_peers(sent=1)
         self._native._dispatch(call.stream, given, output)
-        self._sent(given)
         call.finish()
         return out
 
@@ -84,7 +86,7 @@ class Communicator(Rank):
         """
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         self._native._dispatch_async(call.stream, given)
-        self._sent(given)
+        self._drive()
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
         """Tells the host how many rows the open dispatch brings, between :meth:`dispatch_async` and
@@ -119,7 +121,7 @@ class Communicator(Rank):
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
         call = Call(self, stream)
-        out = self._outputs(like, capacity, self._wide_ids) if out is None else out
+        out = self._outputs(like, capacity, self._native._last()[1]) if out is None else out
         output = call.outputs(out)
         call.require_peers()
         self._native._dispatch_wait(call.stream, output)
@@ -146,7 +148,9 @@ class Communicator(Rank):
         """Sends the experts' rows back, and sums those of this rank's tokens; ends the round. Collective.
 
         ``expert_rows``: BF16 ``[rows, hidden]``, 16-byte aligned, in the order of the dispatch's ``tokens``
-        and with the same number of rows. ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
+        and with the same number of rows; by expert without the router's weights, which are applied here:
+        those of the dispatch, in exact mode ``topk_weights``.
+        ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
         ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``).
         Steps on the sums, in this order (``Config.options``): ``row_scales`` f32 ``[tokens]``, ``bias`` and
         ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.
@@ -219,6 +223,7 @@ class Communicator(Rank):
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)
         self._native._combine_async(call.stream, given, output)
+        self._drive()
         self._open = call
         return out if weights is None else (out, weights)
 
@@ -259,7 +264,6 @@ class Communicator(Rank):
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
         output = call.outputs(out)
         call.require_device_memory()
-        self._sent(given)
         return PreparedDispatch(self._native, given, output)
 
     def prepare_combine(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .fields import with_fields
+
 __all__ = ["Config"]
 
 
+@with_fields
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Sizes and behavior of a communicator: plain data, which :class:`ferry_ep.Plan` checks.

@@ -70,6 +70,11 @@ class _Memory:
         self._communicator._native._download(tensor.address, copy.ctypes.data, copy.nbytes)
         return numpy.ndarray(shape, data_type, copy.data, strides=self._bytes_strides()).copy()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Raises :class:`ferry_ep.TensorError`: the work that writes it may not have ended."""
+        given = f"a {type(self).__name__}, memory of a device"
+        raise refuse("array", "a NumPy array: after synchronize(), .numpy() copies it", given)
+
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns type and number of its device, a GPU. Raises :class:`BufferError` in a simulated group."""
         device = self._communicator.device
@@ -136,9 +141,7 @@ class DeviceArray(_Memory):
 
     def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
         """Allocates ``shape`` elements. Synchronizes."""
-        bits = _BITS.get(data_type)
-        if bits is None:
-            raise refuse("data_type", f"one of {', '.join(_BITS)}", data_type)
+        bits = _BITS[data_type]
         self.nbytes = -(-math.prod(shape) * bits // 8)
         address = communicator._native._alloc(max(self.nbytes, 1))
         super().__init__(communicator, address, data_type, shape)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from .errors import ArgumentError
+from .fields import with_fields
+from .memory import _Memory
+
 __all__ = ["DispatchOutput", "ReceivedCounts", "SiluOutput", "TensorLayout"]
 
 
@@ -37,6 +41,7 @@ class ReceivedCounts(NamedTuple):
     """Assignments to each local expert."""
 
 
+@with_fields
 @dataclass(eq=False, kw_only=True)
 class DispatchOutput:
     """The tensors that a dispatch writes, of one rank. :meth:`ferry_ep.Communicator.outputs` makes them.
@@ -69,9 +74,9 @@ class DispatchOutput:
     weights: Any = None
     """f32 ``[rows, top_k]``, not by expert: the router's weights where ``ids`` are not -1, 1 if the source
     gave none; 0 in all other slots. A weight whose bits are all ones arrives as ``0xfffffffe``."""
-    source_rows: Any = None
+    source_counts: Any = None
     """i32 ``[ranks]``, not by expert: number of rows from each source rank in these outputs."""
-    expert_rows: Any = None
+    expert_counts: Any = None
     """i32 ``[local_experts]``, not by expert: number of ``ids`` that name each local expert. A token that
     lists an expert twice counts twice."""
     scales: Any = None
@@ -91,8 +96,23 @@ class DispatchOutput:
     """Blocks of 128 rows of tiled scales that fit."""
 
     def rows_of(self, group: int) -> slice:
-        """Returns the rows of ``group``, by expert only. Reads ``row_offsets``: waits for the device."""
-        return slice(int(self.row_offsets[group]), int(self.row_offsets[group + 1]))
+        """Returns the rows of ``group``, by expert only. Reads ``row_offsets``: waits for the device.
+
+        Without a shared expert, group ``g`` on ``rank`` is expert ``plan.first_expert(rank) + g``. Raises
+        :class:`ferry_ep.ArgumentError` unless ``group`` is 0 to ``plan.groups - 1``, and in layouts that keep
+        rows as they came.
+        """
+        offsets = self.row_offsets
+        if offsets is None:
+            raise ArgumentError(
+                f"group is {group}, but only rows by expert have groups: there is no row_offsets"
+            )
+        if isinstance(offsets, _Memory):
+            offsets = offsets.numpy()
+        groups = offsets.shape[0] - 1
+        if not 0 <= group < groups:
+            raise ArgumentError(f"group is {group}, but there are {groups} groups, from 0 on")
+        return slice(int(offsets[group]), int(offsets[group + 1]))
 
     def __repr__(self) -> str:
         return f"<ferry_ep.DispatchOutput of {self.rows} rows, {type(self.src_info).__name__}>"
@@ -102,6 +122,7 @@ class DispatchOutput:
 TENSORS = tuple(field.name for field in fields(DispatchOutput) if field.name not in ("rows", "scale_blocks"))
 
 
+@with_fields
 @dataclass(eq=False)
 class SiluOutput:
     """The tensors that a fused SiLU writes."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
 from .calls import Answers, Call
-from .errors import ArgumentError, FerryError, ThreadError
+from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
-from .tensors import allocate, refuse
+from .tensors import allocate, element
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,6 +27,24 @@ __all__ = ["Rank"]
 
 #: Kinds of groups whose ranks have no GPU: CPU arrays are copied in and out.
 SIMULATED = ("simulated",)
+
+
+class _Thread:
+    """Identity of a thread, which ends with the thread; ``threading.get_ident()`` is used again."""
+
+
+_threads = threading.local()
+
+
+def _this_thread() -> _Thread:
+    if not hasattr(_threads, "own"):
+        _threads.own = _Thread()
+    found: _Thread = _threads.own
+    return found
+
+
+def _nobody() -> None:
+    return None
 
 
 class Rank:
@@ -60,8 +81,8 @@ class Rank:
         #: All ranks of this process, in the order of their numbers.
         self._peers = peers
         peers.append(weakref.ref(self))
-        #: Thread that made the last call; None before the first.
-        self._thread: int | None = None
+        #: Thread that made the last call of a round, if it lives; None before the first.
+        self._driver: Callable[[], _Thread | None] = _nobody
         #: Input faults that a call found while it waited.
         self._faults: list[Fault] = []
         #: Device memory for copies of CPU arrays, by argument.
@@ -74,10 +95,6 @@ class Rank:
         self._names: list[str] | None = None
         #: Handle for torch's operators, once there is one.
         self._torch_handle: int | None = None
-        #: Tokens of the last dispatch.
-        self._tokens = 0
-        #: Whether its ids were i64.
-        self._wide_ids = False
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
 
     @property
@@ -107,8 +124,8 @@ class Rank:
         choose its own, and so may each half of a split call; launches in a captured graph keep theirs. Not
         collective; does not synchronize.
 
-        Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and if the plan's ``receive`` is
-        ``"by-expert"``.
+        Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and for any number if the plan's
+        ``receive`` is ``"by-expert"``.
         """
         self._native.limit_sms(max_sms)
 
@@ -162,7 +179,7 @@ class Rank:
         ``tokens`` is by default ``max_tokens_per_rank``; ``like`` as in :meth:`outputs`; ``data_type`` is
         ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
         """
-        config = self.plan.config
+        config, data_type = self.plan.config, element(data_type)
         shape = [config.max_tokens_per_rank if tokens is None else tokens, config.hidden]
         if like is None:
             return self.empty(tuple(shape), data_type)
@@ -172,9 +189,14 @@ class Rank:
         """Allocates memory of this rank's device, not cleared, which lives until :meth:`close`. Synchronizes.
 
         ``data_type`` is ``"bf16"``, ``"f16"``, ``"f32"``, ``"i32"``, ``"i64"``, ``"u32"``, ``"e4m3"``,
-        ``"e8m0"``, ``"e2m1"`` or ``"u8"``.
+        ``"e8m0"``, ``"e2m1"`` or ``"u8"``, or a name or ``dtype`` of these in NumPy or torch. Raises
+        :class:`ferry_ep.ArgumentError` for others.
         """
-        array = DeviceArray(self, data_type, tuple(shape))
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if not all(isinstance(size, SupportsIndex) and operator.index(size) >= 0 for size in sizes):
+            raise ArgumentError(f"shape is {shape!r}, but its sizes are whole numbers of at least 0")
+        name = "u8" if data_type == "u8" else element(data_type)
+        array = DeviceArray(self, name, tuple(operator.index(size) for size in sizes))
         self._arrays.append(array)
         return array
 
@@ -187,7 +209,6 @@ class Rank:
         :class:`ferry_ep.PeerTimeout` and other :class:`ferry_ep.FaultError` if a kernel gave up, which it
         does at the latest when the deadline has passed; :class:`ferry_ep.PeerGaveUp` on a late rank.
         """
-        self._thread = threading.get_ident()
         call = Call(self, stream)
         if self._copies and self._native.round in ("idle", "dispatched"):
             call.copies = True
@@ -211,8 +232,11 @@ class Rank:
         self._native._assume_no_foreign_graphs()
 
     def release_thread(self) -> None:
-        """Says that another thread makes the calls from now on, for the check of waits in one thread."""
-        self._thread = None
+        """Says that another thread makes the calls from now on, for the check of waits in one thread.
+
+        Not needed after a thread has ended.
+        """
+        self._driver = _nobody
 
     def close(self) -> None:
         """Frees this rank's memory. Collective. Synchronizes. A second call does nothing.
@@ -224,6 +248,19 @@ class Rank:
             return
         self._native._close()
         self._end()
+
+    def _leave(self) -> None:
+        """Closes it if that waits for no other process, else drops it."""
+        waits = len(self._peers) < self.plan.ranks
+        with suppress(FerryError):
+            try:
+                self._native._check()
+            except (FaultError, PoisonedError):
+                # A communicator that gave up waits for nobody.
+                waits = False
+            if not waits:
+                self.close()
+        self._native._drop()
 
     def _end(self) -> None:
         """Frees the device memory of a communicator that was closed."""
@@ -242,13 +279,11 @@ class Rank:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        # After an exception peers may never come, neither to end the round nor to close.
+        if kind is None:
             self.close()
-        except FerryError:
-            # The exception under way says more, and the round may never end.
-            if kind is None:
-                raise
-            self._native._drop()
+        else:
+            self._leave()
 
     def __repr__(self) -> str:
         if self._native.closed:
@@ -275,17 +310,14 @@ class Rank:
         )
         return call, given
 
-    def _sent(self, given: _ferry.DispatchInput) -> None:
-        """Notes a dispatch that was enqueued."""
-        self._tokens, self._wide_ids = given.tokens, given.wide_ids
-
     def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
         """Allocates outputs whose ids have the type of the call's."""
         return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
 
     def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
         """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
-        config = self.plan.config
+        config, data_type = self.plan.config, element(data_type)
+        tokens, _ = self._native._last()
 
         def made(shape: list[int], data_type: str) -> Any:
             if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):
@@ -293,10 +325,10 @@ class Rank:
             return allocate(given.expert_rows, data_type, shape)
 
         if weights is None and given.received_weights is not None:
-            weights = made([self._tokens, config.top_k], "f32")
+            weights = made([tokens, config.top_k], "f32")
         if out is None:
-            shape = [self._tokens, config.hidden]
-            if config.combine == "exact" and given.topk_weights is None and not config.skip_a2a:
+            shape = [tokens, config.hidden]
+            if config.combine == "exact" and given.topk_weights is None:
                 shape.insert(1, config.top_k)
             out = made(shape, data_type)
         return out, weights
@@ -322,11 +354,9 @@ class Rank:
             self._names = [name for name, *_ in self.plan._output_layout(*self.plan._capacity("max"))]
         return self._names
 
-    def _torch_stream(self, tensor: Any) -> int:
-        """Returns torch's current stream, for a tensor that must be on this rank's device."""
-        if tensor.get_device() != self._stream_index:
-            raise refuse("x", f"memory of {self.device}", f"memory of {tensor.device}")
-        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(self._stream_index))
+    def _drive(self) -> None:
+        """Notes that this thread makes a call of a round."""
+        self._driver = weakref.ref(_this_thread())
 
     def _note(self, fault: Fault | None) -> None:
         if fault is not None:
@@ -337,16 +367,26 @@ class Rank:
         if len(self._peers) == 1 or self.plan.config.skip_a2a:
             return
         own_sent, own_returned = self._native._counts()
-        thread, is_alone = threading.get_ident(), threading.active_count() == 1
+        thread, is_alone = _this_thread(), threading.active_count() == 1
         for reference in self._peers:
             peer = reference()
             if peer is None or peer is self or peer._native.closed:
                 continue
             peer_sent, peer_returned = peer._native._counts()
             has_come = peer_sent >= own_sent + sent and peer_returned >= own_returned + returned
-            is_here = peer._thread == thread or (peer._thread is None and is_alone)
-            if is_here and not has_come:
-                raise ThreadError(
-                    f"rank {self.rank} would wait for rank {peer.rank}, which this thread drives, too: use "
-                    "the calls of Communicators, which make a call on all ranks, or a thread for each rank"
-                )
+            driver = peer._driver()
+            if has_come or not (driver is thread or (driver is None and is_alone)):
+                continue
+            # A communicator that gave up says so, and waits for nobody.
+            self._note(self._native._check())
+            text = f"rank {self.rank} would wait for rank {peer.rank}, "
+            if driver is thread:
+                text += "which this thread drives, too"
+            else:
+                text += "which no thread drives, and there is no other thread"
+            text += (
+                ": use the calls of Communicators, which make a call on all ranks, or a thread for each rank"
+            )
+            if driver is thread:
+                text += f"; if another thread drives rank {peer.rank} now, call its release_thread() first"
+            raise ThreadError(text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _ferry
@@ -69,7 +70,6 @@ class Communicators(Sequence[Communicator]):
         outs: list[DispatchOutput] = self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
-        self._sent(inputs)
         _finish(calls)
         return outs
 
@@ -86,7 +86,8 @@ class Communicators(Sequence[Communicator]):
         """Makes :meth:`ferry_ep.Communicator.dispatch_async` on all ranks."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
         _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
-        self._sent(inputs)
+        for rank in self:
+            rank._drive()
 
     def dispatch_counts(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.dispatch_counts` on all ranks."""
@@ -102,7 +103,7 @@ class Communicators(Sequence[Communicator]):
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch_wait` on all ranks. Returns the outputs of each."""
         if out is None:
-            out = [rank._outputs(like, capacity, rank._wide_ids) for rank in self]
+            out = [rank._outputs(like, capacity, rank._native._last()[1]) for rank in self]
         calls, outs = self._calls(streams), self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
         _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
@@ -175,6 +176,7 @@ class Communicators(Sequence[Communicator]):
         calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
         _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
+            rank._drive()
             rank._open = call
         return results
 
@@ -232,14 +234,15 @@ class Communicators(Sequence[Communicator]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        if kind is None:
             self.close()
-        except FerryError:
-            # The exception under way says more, and the round may never end.
-            if kind is None:
-                raise
-            for rank in self:
-                rank._native._drop()
+            return
+        # After an exception peers may never come, neither to end the round nor to close.
+        if len(self) == self._ranks[0].plan.ranks:
+            with suppress(FerryError):
+                self.close()
+        for rank in self:
+            rank._leave()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
@@ -249,6 +252,11 @@ class Communicators(Sequence[Communicator]):
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """Returns a value for each rank."""
+        if hasattr(given, "shape") or (given is not None and not isinstance(given, Iterable)):
+            raise ArgumentError(
+                f"{name} is one {type(given).__name__}, but the call is for {len(self)} ranks: give a "
+                "sequence with one value for each rank"
+            )
         values = [None] * len(self) if given is None else list(given)
         if len(values) != len(self):
             raise ArgumentError(
@@ -300,10 +308,6 @@ class Communicators(Sequence[Communicator]):
         outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
         results = [of if returned is None else (of, returned) for of, returned in outs]
         return calls, inputs, outputs, results
-
-    def _sent(self, inputs: list[_ferry.DispatchInput]) -> None:
-        for rank, given in zip(self, inputs, strict=True):
-            rank._sent(given)
 
 
 def _streams(calls: list[Call]) -> list[int]:

@@ -12,9 +12,9 @@ import sys
 from typing import Any, NamedTuple
 
 from ._ferry import Tensor
-from .errors import TensorError
+from .errors import ArgumentError, TensorError
 
-__all__ = ["Described", "allocate", "describe", "refuse"]
+__all__ = ["Described", "allocate", "describe", "element", "refuse"]
 
 #: Names of element types in other libraries.
 _TYPES = {
@@ -77,6 +77,17 @@ def refuse(name: str, wanted: str, given: str) -> TensorError:
     return TensorError(f"tensor {name}: wanted {wanted}, given {given}", name, wanted, given)
 
 
+def element(data_type: Any) -> str:
+    """Returns the name here of a type of elements, which is that name, or one of NumPy or torch."""
+    name = data_type if isinstance(data_type, str) else getattr(data_type, "name", None)
+    if name is None:
+        name = str(getattr(data_type, "__name__", data_type)).removeprefix("torch.")
+    name = _TYPES.get(name, name)
+    if name not in _NUMPY:
+        raise ArgumentError(f"data_type is {data_type!r}, but there are {', '.join(_NUMPY)}")
+    return name
+
+
 def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> Described:
     """Describes the argument ``name``, whose elements are to be ``wanted``.
 
@@ -90,6 +101,11 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
         )
     elif torch is not None and isinstance(value, torch.Tensor):
         found = _of_torch(name, value, wanted)
+        if not written and value.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"tensor {name} requires a gradient, and this call has no backward pass: make it under "
+                f"torch.no_grad(), or pass {name}.detach()"
+            )
     elif numpy is not None and isinstance(value, numpy.ndarray):
         if written and not value.flags.writeable:
             raise refuse(name, "memory that can be written", "a read-only array")
@@ -106,7 +122,13 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
         found = _of_dlpack(name, value, wanted)
     else:
         raise refuse(name, f"a tensor of {wanted}", f"{type(value).__name__}")
-    return _as(found, wanted)
+    found = _as(found, wanted)
+    given = found.data_type
+    if wanted == "i32" and given == "u32":
+        raise refuse(name, "elements of i32 or i64" if name == "topk_ids" else "elements of i32", given)
+    if wanted == "bf16" and given not in ("bf16", "u16") and not written:
+        raise refuse(name, _elements(value, wanted), given)
+    return found
 
 
 def allocate(like: Any, data_type: str, shape: list[int]) -> Any:
@@ -137,18 +159,35 @@ def _as(found: Described, wanted: str) -> Described:
     return found
 
 
-def _name_of(name: str, given: str, wanted: str) -> str:
+def _elements(value: Any, wanted: str) -> str:
+    """Names the elements that are wanted, for a library that may not have them."""
+    torch = sys.modules.get("torch")
+    if wanted == "bf16" and not (torch is not None and isinstance(value, torch.Tensor)):
+        return (
+            "elements of bf16: torch.bfloat16, or its bits as uint16, which ferry_ep.to_bf16 makes of numbers"
+        )
+    return f"elements of {wanted}"
+
+
+def _name_of(name: str, value: Any, given: str, wanted: str) -> str:
     data_type = _TYPES.get(given)
     if data_type is None:
-        raise refuse(name, f"elements of {wanted}", given)
+        raise refuse(name, _elements(value, wanted), given)
     return data_type
 
 
 def _of_torch(name: str, value: Any, wanted: str) -> Described:
-    data_type = _name_of(name, str(value.dtype).removeprefix("torch."), wanted)
+    data_type = _name_of(name, value, str(value.dtype).removeprefix("torch."), wanted)
     device = value.device
     if device.type not in ("cpu", "cuda"):
         raise refuse(name, "memory of the CPU or of a GPU", f"a tensor on {device}")
+    if str(value.layout) != "torch.strided":
+        raise refuse(name, "a strided tensor", f"layout {value.layout}")
+    if value.is_neg() or value.is_conj():
+        # Its memory has other values.
+        raise refuse(
+            name, "plain values: call resolve_neg() and resolve_conj()", "a negated or conjugate view"
+        )
     place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
     found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
     if data_type != "e2m1":
@@ -161,9 +200,12 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
 def _of_interface(
     name: str, value: Any, interface: dict[str, Any], kind: str, wanted: str, device: str
 ) -> Described:
-    data_type = _name_of(name, kind, wanted)
+    typestr, native = str(interface["typestr"]), "<" if sys.byteorder == "little" else ">"
+    if typestr[0] not in (native, "|", "="):
+        raise refuse(name, "native byte order: convert with astype", f"type {typestr}")
+    data_type = _name_of(name, value, kind, wanted)
     shape = tuple(int(size) for size in interface["shape"])
-    itemsize = int(getattr(value, "itemsize", 0)) or int(str(interface["typestr"])[2:])
+    itemsize = int(getattr(value, "itemsize", 0)) or int(typestr[2:])
     strides = interface.get("strides")
     if strides is None:
         strides = _dense(shape)
@@ -211,7 +253,7 @@ def _of_dlpack(name: str, value: Any, wanted: str) -> Described:
     # The capsule is not consumed: as long as it lives, so does the memory.
     fields = _DL_TENSOR.unpack(ctypes.string_at(pointer(capsule, b"dltensor"), _DL_TENSOR.size))
     data, device_type, device_id, ndim, code, bits, _, shape_at, strides_at, offset = fields
-    data_type = _name_of(name, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
+    data_type = _name_of(name, value, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
     shape = _numbers(shape_at, ndim)
     strides = _numbers(strides_at, ndim) if strides_at else _dense(shape)
     # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.

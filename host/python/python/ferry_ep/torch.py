@@ -13,16 +13,19 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from ._ferry import Reader
 from .communicator import Communicator
 from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
 from .tensors import _TORCH, refuse
 
-__all__ = ["Exchange", "MoE", "register"]
+__all__ = ["Exchange", "Experts", "MoE", "register"]
 
 #: Communicators by their handles, the numbers that operators take.
-_communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+_communicators: dict[int, weakref.ref[Communicator]] = {}
 _handles = itertools.count(1)
+#: Reads torch's tensors without Python; None in a torch without DLPack's exchange API, which takes longer.
+_reader = Reader.of(torch.Tensor)
 
 
 def register(communicator: Communicator) -> int:
@@ -34,12 +37,13 @@ def register(communicator: Communicator) -> int:
     if handle is None:
         handle = next(_handles)
         communicator._torch_handle = handle
-        _communicators[handle] = communicator
+        _communicators[handle] = weakref.ref(communicator, lambda _: _communicators.pop(handle))
     return handle
 
 
 def _communicator(handle: int) -> Communicator:
-    found = _communicators.get(handle)
+    reference = _communicators.get(handle)
+    found = None if reference is None else reference()
     if found is None:
         raise ClosedError(f"communicator is {handle}, but there is none with this handle any more")
     return found
@@ -66,63 +70,31 @@ def _dispatch(
     outputs: list[Tensor],
 ) -> None:
     communicator = _communicator(handle)
-    blocks, names = 0, communicator._output_names()
-    rows = outputs[names.index("src_info")].shape[0]
-    if "scale_offsets" in names:
-        blocks = outputs[names.index("scales")].shape[0]
-    if communicator._copies or not x.is_cuda:
-        out = DispatchOutput(**dict(zip(names, outputs, strict=True)), rows=rows, scale_blocks=blocks)
+    if _reader is not None and not communicator._copies:
+        native = communicator._native
+        is_captured = native._dispatch_tensors(_reader, x, topk_ids, topk_weights, outputs)
+    else:
+        named = dict(zip(communicator._output_names(), outputs, strict=True))
+        blocks = named["scales"].shape[0] if "scale_offsets" in named else 0
+        out = DispatchOutput(**named, rows=named["src_info"].shape[0], scale_blocks=blocks)
         communicator.dispatch(x, topk_ids, topk_weights, out=out)
-        return
-    config = communicator.plan.config
-    tokens = x.shape[0]
-    _require("x", x, torch.bfloat16, (tokens, config.hidden), is_strided=True)
-    wide_ids = topk_ids.dtype == torch.int64
-    _require("topk_ids", topk_ids, torch.int64 if wide_ids else torch.int32, (tokens, config.top_k))
-    weights = 0
-    if topk_weights is not None:
-        _require("topk_weights", topk_weights, torch.float32, (tokens, config.top_k))
-        weights = topk_weights.data_ptr()
-    communicator._native._dispatch_at(
-        communicator._torch_stream(x),
-        tokens,
-        x.data_ptr(),
-        x.stride(0),
-        topk_ids.data_ptr(),
-        wide_ids,
-        weights,
-        rows,
-        blocks,
-        [output.data_ptr() for output in outputs],
-    )
-    communicator._tokens, communicator._wide_ids = tokens, wide_ids
-    _retain(communicator)
+        is_captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if is_captured:
+        _retain(communicator)
 
 
 def _combine(
     handle: int, state: Tensor, expert_rows: Tensor, topk_weights: Tensor | None, combined: Tensor
 ) -> None:
     communicator = _communicator(handle)
-    if communicator._copies or not expert_rows.is_cuda:
+    if _reader is not None and not communicator._copies:
+        native = communicator._native
+        is_captured = native._combine_tensors(_reader, expert_rows, topk_weights, combined)
+    else:
         communicator.combine(expert_rows, topk_weights=topk_weights, out=combined)
-        return
-    config = communicator.plan.config
-    rows, tokens = expert_rows.shape[0], combined.shape[0]
-    _require("expert_rows", expert_rows, torch.bfloat16, (rows, config.hidden))
-    _require("combined", combined, torch.bfloat16, (*combined.shape[:-1], config.hidden))
-    weights = 0
-    if topk_weights is not None:
-        _require("topk_weights", topk_weights, torch.float32, (tokens, config.top_k))
-        weights = topk_weights.data_ptr()
-    communicator._native._combine_at(
-        communicator._torch_stream(expert_rows),
-        tokens,
-        rows,
-        expert_rows.data_ptr(),
-        weights,
-        combined.data_ptr(),
-    )
-    _retain(communicator)
+        is_captured = expert_rows.is_cuda and torch.cuda.is_current_stream_capturing()
+    if is_captured:
+        _retain(communicator)
 
 
 def _grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
@@ -135,25 +107,12 @@ def _grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return product
 
 
-def _require(
-    name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], *, is_strided: bool = False
-) -> None:
-    """Checks the argument ``name`` of an operator."""
-    if tensor.dtype != dtype:
-        raise refuse(name, f"elements of {dtype}", f"{tensor.dtype}")
-    if tuple(tensor.shape) != shape:
-        raise refuse(name, f"shape {list(shape)}", f"{list(tensor.shape)}")
-    if not (tensor.is_contiguous() or (is_strided and tensor.stride(1) == 1)):
-        raise refuse(name, "no gaps: make it contiguous", f"strides {tensor.stride()}")
-
-
 def _retain(communicator: Communicator) -> None:
-    """Lets the graph that is captured, if any, keep the communicator alive, if this torch can."""
-    if torch.cuda.is_current_stream_capturing():
-        of_graph = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
-        graph = None if of_graph is None else of_graph()
-        if graph is not None and hasattr(graph, "retain_object"):
-            graph.retain_object(communicator)
+    """Lets the graph that is captured keep the communicator alive, if this torch can."""
+    of_graph = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)
+    graph = None if of_graph is None else of_graph()
+    if graph is not None and hasattr(graph, "retain_object"):
+        graph.retain_object(communicator)
 
 
 _library.impl("dispatch", _dispatch, "CompositeExplicitAutograd")
@@ -181,6 +140,10 @@ def _(handle: int, state: Tensor, expert_rows: Tensor, topk_weights: Tensor | No
 @torch.library.register_fake("ferry::grouped_mm", lib=_library)
 def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], weights.shape[2])
+
+
+_dispatch_operator = torch.ops.ferry.dispatch.default
+_combine_operator = torch.ops.ferry.combine.default
 
 
 class Exchange:
@@ -226,56 +189,81 @@ class Exchange:
         #: Written by both operators, so that they stay in order, and are not dropped as without effect.
         self._state = torch.empty(0, device=self.device)
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None) -> DispatchOutput:
+    def dispatch(
+        self,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor | None = None,
+        *,
+        out: DispatchOutput | None = None,
+    ) -> DispatchOutput:
         """Makes :meth:`ferry_ep.Communicator.dispatch` on the current stream. Collective.
 
         ``x``: bfloat16 ``[tokens, hidden]``; ``topk_ids``: int32 or int64 ``[tokens, top_k]``;
-        ``topk_weights``: float32 ``[tokens, top_k]``. Errors are those of that call.
+        ``topk_weights``: float32 ``[tokens, top_k]``. ``out``: outputs of an earlier dispatch, which this one
+        overwrites, so that it allocates nothing. Errors are those of that call.
         """
         _refuse_gradients(x, topk_weights)
-        tensors = [
-            torch.empty(shape, dtype=topk_ids.dtype if name == "ids" else dtype, device=self.device)
-            for name, dtype, shape in self._layout
-        ]
-        torch.ops.ferry.dispatch(self.handle, self._state, x, topk_ids, topk_weights, tensors)
-        named = {self._layout[at][0]: tensor for at, tensor in enumerate(tensors)}
-        return DispatchOutput(**named, rows=self._rows, scale_blocks=self._blocks)
+        if out is None:
+            named = {
+                name: torch.empty(shape, dtype=topk_ids.dtype if name == "ids" else dtype, device=self.device)
+                for name, dtype, shape in self._layout
+            }
+            out = DispatchOutput(**named, rows=self._rows, scale_blocks=self._blocks)
+        tensors = []
+        for name, _, shape in self._layout:
+            tensor = getattr(out, name)
+            if tensor is None:
+                raise refuse(name, f"a tensor, shape {shape}", "none")
+            tensors.append(tensor)
+        _dispatch_operator(self.handle, self._state, x, topk_ids, topk_weights, tensors)
+        return out
 
-    def combine(self, expert_rows: Tensor, tokens: int, topk_weights: Tensor | None = None) -> Tensor:
+    def combine(
+        self,
+        expert_rows: Tensor,
+        tokens: int,
+        topk_weights: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Makes :meth:`ferry_ep.Communicator.combine` of a round with ``tokens`` tokens. Collective.
 
         ``expert_rows``: bfloat16 ``[rows, hidden]``; ``topk_weights``: float32 ``[tokens, top_k]``, exact
-        mode only. Returns bfloat16 ``[tokens, hidden]``, or the rows apart. Errors are those of that call.
+        mode only. Returns bfloat16 ``[tokens, hidden]``, or the rows apart: ``out`` if it is given, which
+        this call overwrites. Errors are those of that call.
         """
         _refuse_gradients(expert_rows, topk_weights)
-        shape = [tokens, self.hidden]
-        if self.is_exact and topk_weights is None:
-            shape = [tokens, self.top_k, self.hidden]
-        combined = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        torch.ops.ferry.combine(self.handle, self._state, expert_rows, topk_weights, combined)
-        return combined
+        if out is None:
+            apart = self.is_exact and topk_weights is None
+            shape = [tokens, self.top_k, self.hidden] if apart else [tokens, self.hidden]
+            out = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        _combine_operator(self.handle, self._state, expert_rows, topk_weights, out)
+        return out
 
 
 def _refuse_gradients(*tensors: Tensor | None) -> None:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                raise ArgumentError("a tensor requires a gradient, and there is no backward pass")
+                raise ArgumentError(
+                    "a tensor requires a gradient, but this has no backward pass: ferry_ep.autograd has one"
+                )
 
 
-class MoE(nn.Module):
-    """A mixture-of-experts layer whose experts are divided between the ranks: router, dispatch, two grouped
+class Experts(nn.Module):
+    """This rank's experts of a layer whose experts are divided between the ranks: dispatch, two grouped
     matrix multiplications with SiLU between them, combine. BF16, without a backward pass.
 
-    ``router`` is ``[experts, hidden]``, the same on all ranks. ``gates_and_ups``, ``[local_experts, hidden,
-    2 * intermediate]``, and ``downs``, ``[local_experts, intermediate, hidden]``, are those of this rank's
-    experts, from ``plan.first_expert(rank)`` on.
+    ``gates_and_ups``, ``[local_experts, hidden, 2 * intermediate]``, and ``downs``, ``[local_experts,
+    intermediate, hidden]``, are those of the experts from ``plan.first_expert(rank)`` on.
     """
 
-    def __init__(self, exchange: Exchange, intermediate: int, *, renormalize: bool = True) -> None:
-        """Makes a layer with weights that are not set. ``renormalize`` lets a token's weights sum to 1.
+    def __init__(self, exchange: Exchange, gates_and_ups: Tensor, downs: Tensor) -> None:
+        """Makes the experts of these weights, which are not copied; they may be transposed views.
 
-        Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert.
+        Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert,
+        and :class:`ferry_ep.TensorError` for weights of another type, shape or device.
         """
         super().__init__()
         plan = exchange.communicator.plan
@@ -284,18 +272,64 @@ class MoE(nn.Module):
             raise ArgumentError(f"format is {config.format}, but this layer multiplies BF16")
         if config.receive != "by-expert":
             raise ArgumentError(f"receive is {config.receive}, but this layer multiplies rows by expert")
+        intermediate = downs.shape[1]
+        shapes = [config.hidden, 2 * intermediate], [intermediate, config.hidden]
+        for name, weight, shape in zip(
+            ("gates_and_ups", "downs"), (gates_and_ups, downs), shapes, strict=True
+        ):
+            wanted = f"{torch.bfloat16} {[plan.local_experts, *shape]} on {exchange._state.device}"
+            given = f"{weight.dtype} {list(weight.shape)} on {weight.device}"
+            if given != wanted:
+                raise refuse(name, wanted, given)
         self.exchange = exchange
-        self.top_k = config.top_k
+        self.gates_and_ups = nn.Parameter(gates_and_ups, requires_grad=False)
+        self.downs = nn.Parameter(downs, requires_grad=False)
+
+    def multiply(self, rows: Tensor, row_offsets: Tensor) -> Tensor:
+        """Returns the outputs of this rank's experts, bfloat16 ``[rows, hidden]``. Not collective."""
+        ends = row_offsets[1:]
+        gates, ups = _multiply(rows, self.gates_and_ups, ends).chunk(2, dim=-1)
+        inner = (nn.functional.silu(gates.float()) * ups.float()).to(torch.bfloat16)
+        return _multiply(inner, self.downs, ends)
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Returns the sums of the experts' outputs times their weights, bfloat16 ``[tokens, hidden]``.
+        Collective.
+
+        Arguments as in :meth:`Exchange.dispatch`; weights of any type become float32.
+        """
+        topk_ids, topk_weights = topk_ids.to(torch.int32), topk_weights.float().contiguous()
+        received = self.exchange.dispatch(x, topk_ids, topk_weights)
+        answers = self.multiply(received.tokens, received.row_offsets)
+        given = topk_weights if self.exchange.is_exact else None
+        return self.exchange.combine(answers, x.shape[0], given)
+
+
+class MoE(nn.Module):
+    """A mixture-of-experts layer whose experts are divided between the ranks: a router, and ``experts``
+    (:class:`Experts`). BF16, without a backward pass.
+
+    ``router`` is ``[experts, hidden]``, the same on all ranks.
+    """
+
+    def __init__(self, exchange: Exchange, intermediate: int, *, renormalize: bool = True) -> None:
+        """Makes a layer with weights that are not set. ``renormalize`` lets a token's weights sum to 1.
+
+        Errors are those of :class:`Experts`.
+        """
+        super().__init__()
+        plan = exchange.communicator.plan
+        experts, hidden = plan.local_experts, plan.config.hidden
+        self.top_k = plan.config.top_k
         self.renormalize = renormalize
-        experts, hidden = plan.local_experts, config.hidden
         options = {"dtype": torch.bfloat16, "device": exchange.device}
-
-        def weights(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, **options), requires_grad=False)
-
-        self.router = weights(config.experts, hidden)
-        self.gates_and_ups = weights(experts, hidden, 2 * intermediate)
-        self.downs = weights(experts, intermediate, hidden)
+        router = torch.empty(plan.config.experts, hidden, **options)
+        self.router = nn.Parameter(router, requires_grad=False)
+        self.experts = Experts(
+            exchange,
+            torch.empty(experts, hidden, 2 * intermediate, **options),
+            torch.empty(experts, intermediate, hidden, **options),
+        )
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the experts of each token, int32, and their weights, float32, both ``[tokens, top_k]``."""
@@ -305,23 +339,13 @@ class MoE(nn.Module):
             topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
         return topk_ids.to(torch.int32), topk_weights.contiguous()
 
-    def experts(self, rows: Tensor, row_offsets: Tensor) -> Tensor:
-        """Returns the outputs of this rank's experts, bfloat16 ``[rows, hidden]``. Not collective."""
-        ends = row_offsets[1:]
-        gates, ups = self._multiply(rows, self.gates_and_ups, ends).chunk(2, dim=-1)
-        inner = (nn.functional.silu(gates.float()) * ups.float()).to(torch.bfloat16)
-        return self._multiply(inner, self.downs, ends)
-
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output, bfloat16 ``[tokens, hidden]``, for ``x`` of that shape. Collective."""
-        topk_ids, topk_weights = self.route(x)
-        received = self.exchange.dispatch(x, topk_ids, topk_weights)
-        answers = self.experts(received.tokens, received.row_offsets)
-        given = topk_weights if self.exchange.is_exact else None
-        return self.exchange.combine(answers, x.shape[0], given)
+        return self.experts(x, *self.route(x))
 
-    @staticmethod
-    def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-        if rows.is_cuda:
-            return torch._grouped_mm(rows, weights, offs=ends)
-        return torch.ops.ferry.grouped_mm(rows, weights, ends)
+
+def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiplies the rows of each group by its matrix."""
+    if rows.is_cuda:
+        return torch._grouped_mm(rows, weights, offs=ends)
+    return torch.ops.ferry.grouped_mm(rows, weights, ends)

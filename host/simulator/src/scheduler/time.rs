@@ -86,7 +86,9 @@ impl World {
         {
             let clock = &self.shared.clock;
             clock.set(clock.get().max(deadline));
-            self.shared.patience.set(patience);
+            // After a rank was lost, the others may have waited less.
+            let is_lost = self.lost.contains(&true);
+            self.shared.patience.set(patience.filter(|_| !is_lost));
             self.shared.bump_all();
         }
     }

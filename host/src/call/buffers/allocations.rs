@@ -13,7 +13,7 @@ pub(crate) struct Allocations {
 }
 
 impl Allocations {
-    /// Lets `make` allocate; if it fails, frees its memory.
+    /// Calls `make`, which allocates. If it fails, frees all that it had allocated.
     pub(crate) fn with<T>(
         device: &Arc<dyn Device>,
         make: impl FnOnce(&mut Self) -> Result<T, Error>,

@@ -42,10 +42,10 @@ pub struct ReceivedRows {
     pub ids: Vec<i64>,
     /// `[rows, top_k]`, not by expert: [`DispatchOutput::weights`].
     pub weights: Vec<f32>,
-    /// `[ranks]`, not by expert: [`DispatchOutput::source_rows`].
-    pub source_rows: Vec<i32>,
-    /// `[local_experts]`, not by expert: [`DispatchOutput::expert_rows`].
-    pub expert_rows: Vec<i32>,
+    /// `[ranks]`, not by expert: [`DispatchOutput::source_counts`].
+    pub source_counts: Vec<i32>,
+    /// `[local_experts]`, not by expert: [`DispatchOutput::expert_counts`].
+    pub expert_counts: Vec<i32>,
 }
 
 impl ReceivedRows {
@@ -65,15 +65,15 @@ impl DispatchOutput {
     /// synchronizes only with the device's own stream. Not collective.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if `row_offsets` or `source_rows` are not those of a dispatch into that many rows,
+    /// [`Error::Tensor`] if `row_offsets` or `source_counts` are not those of a dispatch into that many rows,
     /// as may be the case before the first one; errors of the device.
     pub fn download(&self, plan: &Plan, device: &dyn Device) -> Result<ReceivedRows, Error> {
         let row_offsets: Vec<u32> = copied(device, self.row_offsets)?;
-        let source_rows: Vec<i32> = copied(device, self.source_rows)?;
+        let source_counts: Vec<i32> = copied(device, self.source_counts)?;
         let capacity = self.capacity();
         let rows = match plan.config().receive {
             ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
-            ReceiveLayout::Compact => compact_rows(&source_rows, capacity)?,
+            ReceiveLayout::Compact => compact_rows(&source_counts, capacity)?,
             ReceiveLayout::View | ReceiveLayout::Strided => capacity,
         };
         let (scales, scale_offsets) = match self.scales {
@@ -111,8 +111,8 @@ impl DispatchOutput {
             src_info: bytemuck::cast_slice(&src_info).to_vec(),
             ids,
             weights: copied(device, self.weights.map(part))?,
-            source_rows,
-            expert_rows: copied(device, self.expert_rows)?,
+            source_counts,
+            expert_counts: copied(device, self.expert_counts)?,
         })
     }
 }
@@ -144,17 +144,17 @@ fn rows_by_expert(row_offsets: &[u32], capacity: usize) -> Result<usize, Error> 
 }
 
 /// Number of compact rows.
-fn compact_rows(source_rows: &[i32], capacity: usize) -> Result<usize, Error> {
-    let rows = (source_rows.iter()).try_fold(0_usize, |sum, &rows| {
+fn compact_rows(source_counts: &[i32], capacity: usize) -> Result<usize, Error> {
+    let rows = (source_counts.iter()).try_fold(0_usize, |sum, &rows| {
         sum.checked_add(usize::try_from(rows).ok()?)
     });
     rows.filter(|&rows| rows <= capacity).ok_or_else(|| {
         Error::Tensor(TensorError {
-            tensor: "source_rows",
+            tensor: "source_counts",
             wanted: format!(
                 "numbers of rows, at most {capacity} together, the rows that there are"
             ),
-            given: format!("{source_rows:?}"),
+            given: format!("{source_counts:?}"),
         })
     })
 }
@@ -236,7 +236,9 @@ impl CombineBuffers {
     /// Fewer are not detected, and combine then sums undefined rows. It reads no row that pads a group or has
     /// no token, so these may hold anything. The first call allocates memory for the capacity of `output`,
     /// and later ones copy to the same address, unless the capacity grows; [`free`](Self::free) frees it. No
-    /// kernel may still read the copies of an earlier call. Not collective; synchronizes.
+    /// kernel may still read the copies of an earlier call. The other fields of the input are `None`: with
+    /// [`Config::combine_weights`](crate::Config::combine_weights) set `received_weights`. Not collective;
+    /// synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.

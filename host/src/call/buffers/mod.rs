@@ -35,8 +35,8 @@ use crate::tensor::handles::DevicePtr;
 /// | `src_info` | `[rows, 2]` | `8 * rows` |
 /// | `ids`, not by expert | `[rows, top_k]` | `4 * rows * top_k`; with [`wide_ids`](Capacity::wide_ids) 8 |
 /// | `weights`, not by expert | `[rows, top_k]` | `4 * rows * top_k` |
-/// | `source_rows`, not by expert | `[ranks]` | `4 * ranks` |
-/// | `expert_rows`, not by expert | `[local_experts]` | `4 * local_experts` |
+/// | `source_counts`, not by expert | `[ranks]` | `4 * ranks` |
+/// | `expert_counts`, not by expert | `[local_experts]` | `4 * local_experts` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
 /// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16

@@ -96,7 +96,7 @@ fn buffers_have_the_documented_bytes_and_their_addresses_reach_the_kernels() {
             assert_eq!(args.output_tokens, address_or_none(output.tokens));
             assert_eq!(args.src_info, output.src_info.at.address());
             let given = [output.ids, output.weights].map(|tensor| tensor.unwrap().at.address());
-            let counts = [output.source_rows, output.expert_rows];
+            let counts = [output.source_counts, output.expert_counts];
             let counts = counts.map(|tensor| tensor.unwrap().at.address());
             let rows = ReceivedRows {
                 ids: given[0],
@@ -156,8 +156,8 @@ fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
             |at| &mut at.expert_ids,
             |at| &mut at.ids,
             |at| &mut at.weights,
-            |at| &mut at.source_rows,
-            |at| &mut at.expert_rows,
+            |at| &mut at.source_counts,
+            |at| &mut at.expert_counts,
         ];
         for field in exchanged {
             let mut other = at;

@@ -38,7 +38,8 @@ impl Limit {
         }
     }
 
-    /// Remaining time; `None` once there is none. At most a day, which sockets accept.
+    /// Returns the remaining time, at most a day, which sockets accept as a timeout; `None` if no time is
+    /// left.
     pub fn left(self) -> Option<Duration> {
         let day = Duration::from_secs(24 * 60 * 60);
         let left = self
@@ -313,6 +314,13 @@ impl Peer {
     }
 
     fn io(&self, doing: &'static str, source: std::io::Error) -> BootstrapError {
+        use ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let source = match source.kind() {
+            kind @ (BrokenPipe | ConnectionReset | UnexpectedEof) => {
+                std::io::Error::new(kind, "the other side closed it, or its process ended")
+            }
+            _ => source,
+        };
         BootstrapError::Io {
             peer: self.rank,
             address: self.address,

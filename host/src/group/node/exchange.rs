@@ -93,7 +93,8 @@ impl Asked {
         Some((Self { number, bytes }, handle))
     }
 
-    /// The handles in all ranks' messages, if they are of one communicator's windows: the same on all ranks.
+    /// Returns the handles in all ranks' messages. Fails if a message is too short or the ranks ask for
+    /// different windows. The outcome is the same on all ranks.
     fn handles(told: &[Vec<u8>]) -> Result<Vec<&[u8]>, Error> {
         let mut first = None;
         let each = told.iter().enumerate().map(|(rank, message)| {

@@ -177,7 +177,8 @@ pub(crate) fn on_gpus(all: &[Introduction]) -> Vec<(Gpu, Terms)> {
     all.iter().map(on_gpu).collect()
 }
 
-/// Refuses ranks whose windows CUDA IPC does not map: of one process, or in containers that share too little.
+/// Refuses ranks that cannot map each other's windows by CUDA IPC: two in one process, or two in different
+/// PID or IPC namespaces (containers).
 fn require_processes(all: &[Introduction]) -> Result<(), Error> {
     for (at, said) in all.iter().enumerate() {
         let process = said.place.process;

@@ -66,7 +66,7 @@ fn read_ids<M: Machine>(launch: &Launch<M>, first: u32, end: u32) -> M::Lanes<u3
     })
 }
 
-/// The lanes that have an assignment, if `left` are left.
+/// Bits of the lanes that have an assignment if `left` assignments are left.
 #[inline(always)]
 fn valid_lanes(left: u32) -> u32 {
     if left < LANES {

@@ -1,0 +1,219 @@
+//! Tensors of another library, read without a Python call: the exchange API of DLPack.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use ferry::{DataType, DevicePtr, Stream};
+use pyo3::ffi::PyObject;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyType};
+
+use crate::dlpack::DlTensor;
+use crate::errors;
+use crate::tensor::extent;
+
+/// Name of the attribute of a class, and of the capsule in it (dlpack.h, `DLPackExchangeAPI`).
+const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
+const NAME: &CStr = c"dlpack_exchange_api";
+/// Version of dlpack.h whose structures are these.
+const MAJOR: u32 = 1;
+/// Most dimensions that an argument has.
+const MOST_DIMENSIONS: usize = 5;
+/// kDLCUDA of dlpack.h.
+const CUDA: c_int = 2;
+
+/// `DLPackExchangeAPI` of dlpack.h.
+#[repr(C)]
+struct Functions {
+    major: u32,
+    minor: u32,
+    older: *const c_void,
+    allocate: *const c_void,
+    to_managed: *const c_void,
+    from_managed: *const c_void,
+    read: Option<Read>,
+    current_stream: Option<CurrentStream>,
+}
+
+/// `DLPackDLTensorFromPyObjectNoSync`.
+type Read = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
+/// `DLPackCurrentWorkStream`.
+type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
+
+/// Name of an argument, and the type that its elements are to have.
+pub(crate) type Argument = (&'static str, DataType);
+
+/// Reads the tensors of a class, and the current stream of its library.
+#[pyclass(frozen, module = "ferry_ep._ferry")]
+pub(crate) struct Reader {
+    class: Py<PyType>,
+    read: Read,
+    current_stream: CurrentStream,
+}
+
+#[pymethods]
+impl Reader {
+    /// Returns the reader of a class of tensors, if it has DLPack's exchange API.
+    #[staticmethod]
+    fn of(class_: Bound<'_, PyType>) -> Option<Self> {
+        let capsule = class_
+            .getattr(ATTRIBUTE)
+            .ok()?
+            .cast_into::<PyCapsule>()
+            .ok()?;
+        let at = capsule
+            .pointer_checked(Some(NAME))
+            .ok()?
+            .cast::<Functions>();
+        // SAFETY: a capsule of this name has the structure, which lives as long as the process: documented
+        // in dlpack.h. Its first words are the same in every version.
+        let major = unsafe { (*at.as_ptr()).major };
+        if major != MAJOR {
+            return None;
+        }
+        // SAFETY: as above, and the version has these fields.
+        let functions = unsafe { at.as_ref() };
+        Some(Self {
+            class: class_.unbind(),
+            read: functions.read?,
+            current_stream: functions.current_stream?,
+        })
+    }
+}
+
+impl Reader {
+    /// The library's current stream on a CUDA device.
+    pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the function is the library's, with this signature, and `stream` is a live pointer.
+        if unsafe { (self.current_stream)(CUDA, device, &raw mut stream) } != 0 {
+            return Err(PyErr::fetch(py));
+        }
+        // SAFETY: the library's current stream is live, and stays so while work is enqueued.
+        Ok(unsafe { Stream::new(stream.addr() as u64) })
+    }
+
+    /// Reads an argument on a CUDA device.
+    pub(crate) fn read(
+        &self,
+        argument: Argument,
+        value: &Bound<'_, PyAny>,
+        device: i32,
+    ) -> PyResult<Given> {
+        let (name, wanted) = argument;
+        if !value.is_instance(self.class.bind(value.py()))? {
+            let given = value.get_type().name()?.to_string();
+            return Err(errors::tensor(
+                name,
+                &format!("a tensor of {wanted}"),
+                &given,
+            ));
+        }
+        let mut read = DlTensor::EMPTY;
+        // SAFETY: the function is that of the value's class, with this signature, and `read` is live.
+        if unsafe { (self.read)(value.as_ptr(), &raw mut read) } != 0 {
+            return Err(PyErr::fetch(value.py()));
+        }
+        if (read.device_type, read.device) != (CUDA, device) {
+            let given = format!("memory of {}", value.getattr("device")?);
+            return Err(errors::tensor(
+                name,
+                &format!("memory of cuda:{device}"),
+                &given,
+            ));
+        }
+        let Some(data_type) = data_type(&read) else {
+            let given = value.getattr("dtype")?.to_string();
+            let given = given.rsplit('.').next().unwrap_or_default();
+            return Err(errors::tensor(
+                name,
+                &format!("elements of {wanted}"),
+                given,
+            ));
+        };
+        let rank = read.ndim as usize;
+        if rank > MOST_DIMENSIONS {
+            let wanted = format!("at most {MOST_DIMENSIONS} dimensions");
+            return Err(errors::tensor(name, &wanted, &rank.to_string()));
+        }
+        let sizes = |at: *const i64| {
+            // SAFETY: there is a number for each dimension (dlpack.h), which the tensor keeps as long as no
+            // Python runs.
+            let at = |index: usize| unsafe { at.add(index).read() as usize };
+            std::array::from_fn(|index| if index < rank { at(index) } else { 0 })
+        };
+        Ok(Given {
+            name,
+            wanted,
+            address: read.data.addr() as u64 + read.byte_offset,
+            data_type,
+            dims: sizes(read.shape),
+            strides: sizes(read.strides),
+            rank,
+        })
+    }
+}
+
+/// A tensor of a library, for the argument `name`.
+pub(crate) struct Given {
+    name: &'static str,
+    wanted: DataType,
+    address: u64,
+    data_type: DataType,
+    dims: [usize; MOST_DIMENSIONS],
+    strides: [usize; MOST_DIMENSIONS],
+    pub(crate) rank: usize,
+}
+
+impl Given {
+    /// The tensor for a call. Bits of the same size are taken for elements that libraries have no name for.
+    pub(crate) fn of<const N: usize>(&self) -> PyResult<ferry::Tensor<N>> {
+        if self.rank != N {
+            let given = format!("shape {:?}", &self.dims[..self.rank]);
+            return Err(errors::tensor(
+                self.name,
+                &format!("{N} dimensions"),
+                &given,
+            ));
+        }
+        let mut dims: [usize; N] = std::array::from_fn(|at| self.dims[at]);
+        let mut strides: [usize; N] = std::array::from_fn(|at| self.strides[at]);
+        let data_type = match (self.wanted, self.data_type) {
+            (DataType::U32, DataType::I32) => DataType::U32,
+            // Pairs of elements.
+            (DataType::E2m1, DataType::U8) if strides[N - 1] == 1 => {
+                dims[N - 1] = dims[N - 1].saturating_mul(2);
+                for stride in &mut strides[..N - 1] {
+                    *stride = stride.saturating_mul(2);
+                }
+                DataType::E2m1
+            }
+            (_, given) => given,
+        };
+        // SAFETY: the library's tensor has memory for these elements on its device, and keeps it until the
+        // stream has passed the kernel.
+        let at = unsafe { DevicePtr::new(self.address, extent(&dims, &strides, data_type)) };
+        Ok(ferry::Tensor {
+            at,
+            data_type,
+            dims,
+            strides,
+        })
+    }
+}
+
+/// Type of a tensor's elements; plain bytes for pairs of 4-bit elements.
+const fn data_type(read: &DlTensor) -> Option<DataType> {
+    Some(match (read.code, read.bits, read.lanes) {
+        (0, 32, 1) => DataType::I32,
+        (0, 64, 1) => DataType::I64,
+        (1, 8, 1) | (17, 4, 2) => DataType::U8,
+        (1, 16, 1) => DataType::U16,
+        (1, 32, 1) => DataType::U32,
+        (2, 16, 1) => DataType::F16,
+        (2, 32, 1) => DataType::F32,
+        (4, 16, 1) => DataType::Bf16,
+        (10, 8, 1) => DataType::E4m3,
+        (14, 8, 1) => DataType::E8m0,
+        _ => return None,
+    })
+}

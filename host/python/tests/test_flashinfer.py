@@ -1,0 +1,161 @@
+"""Ferry as a communication of FlashInfer, skipped without it: `cargo xtask test-python --torch` has it."""
+
+from __future__ import annotations
+
+import threading
+
+import ferry_ep as ferry
+import pytest
+from conftest import in_threads
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+moe_ep = pytest.importorskip("flashinfer.moe_ep", reason="FlashInfer is not installed")
+adapter = pytest.importorskip("ferry_ep.flashinfer")
+
+RANKS, EXPERTS, TOP_K, HIDDEN, TOKENS = 4, 8, 3, 64, 5
+INVALID = EXPERTS + 3
+
+
+class Meeting:
+    """Ranks as threads: the first that comes makes all communicators."""
+
+    def __init__(self):
+        self.group = ferry.Group.simulated(RANKS, seed=3)
+        self.lock = threading.Lock()
+        self.ranks = None
+
+    def connect(self, config, bootstrap):
+        with self.lock:
+            if self.ranks is None:
+                self.ranks = ferry.Communicators(self.group, ferry.Plan(self.group, config))
+        return self.ranks[bootstrap.rank]
+
+
+def communication(meeting, rank, **params):
+    bootstrap = moe_ep.BootstrapConfig(world_size=RANKS, rank=rank, auto_bootstrap=False)
+    sizes = {
+        "num_experts": EXPERTS,
+        "top_k": TOP_K,
+        "max_tokens_per_rank": TOKENS,
+        "hidden_size": HIDDEN,
+        "invalid_expert_id": INVALID,
+    }
+    params = moe_ep.MoEEpCommParams(**(sizes | params))
+    return moe_ep.create_communication(bootstrap, params, adapter.FerryCommConfig(connect=meeting.connect))
+
+
+def problem(seed, rank, tokens, id_type):
+    random = torch.Generator().manual_seed(100 * seed + rank)
+    x = torch.randn(tokens, HIDDEN, generator=random).bfloat16()
+    scores = torch.rand(tokens, EXPERTS, generator=random)
+    weights, ids = torch.topk(torch.softmax(scores, dim=-1), TOP_K, dim=-1)
+    ids[scores[:, :TOP_K] < 0.1] = -1
+    return x, ids.to(id_type), weights
+
+
+def expert(x, number):
+    return torch.tanh(x * (1 + number / 8)) + number / 4
+
+
+def layer(comm, x, ids, weights):
+    """The experts of one rank, as FlashInfer's contract has them: only ids of this rank are evaluated."""
+    received = comm.dispatch(x, ids, weights)
+    rows = received.hidden_states
+    assert rows.shape == (RANKS * TOKENS, HIDDEN) and received.tokens_per_rank == TOKENS
+    assert received.topk_ids.dtype == ids.dtype
+    first = comm.ep_rank * comm.num_local_experts
+    is_local = (received.topk_ids >= first) & (received.topk_ids < first + comm.num_local_experts)
+    assert (received.topk_ids[~is_local] == INVALID).all()
+    answers = torch.full_like(rows, float("nan"))
+    for row in is_local.any(dim=1).nonzero().flatten().tolist():
+        parts = [
+            expert(rows[row].float(), received.topk_ids[row, slot].item())
+            * (1.0 if received.topk_weights is None else received.topk_weights[row, slot])
+            for slot in is_local[row].nonzero().flatten().tolist()
+        ]
+        answers[row] = sum(parts).bfloat16()
+    return answers
+
+
+def wanted(x, ids, weights):
+    """The same layer in f64, with the sum of each rank rounded to BF16, and the bound of its roundings."""
+    sums = torch.zeros(x.shape, dtype=torch.float64)
+    bound = torch.full_like(sums, 1e-30)
+    for token in range(x.shape[0]):
+        for slot in range(TOP_K):
+            if ids[token, slot] >= 0:
+                part = expert(x[token].double(), ids[token, slot].item()) * weights[token, slot].double()
+                sums[token] += part
+                bound[token] += part.abs()
+    # Two roundings to BF16, of 2^-9 each, of each rank's sum and of the last; f32 adds less than 2^-20.
+    return sums, bound * (2 * 2**-8 + 2**-16)
+
+
+@pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
+def test_a_layer_is_ferrys_round(id_type):
+    meeting, direct = Meeting(), Meeting()
+    config = ferry.Config(
+        experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens_per_rank=TOKENS, receive="strided"
+    )
+    plain = [direct.connect(config, moe_ep.BootstrapConfig(world_size=RANKS, rank=r)) for r in range(RANKS)]
+
+    def run(rank):
+        comm = communication(meeting, rank)
+        assert comm.backend_name == "ferry" and comm.is_workload_feasible(TOKENS)
+        for seed, tokens in enumerate([TOKENS, (rank + 1) % TOKENS, 0 if rank else 2]):
+            x, ids, weights = problem(seed, rank, tokens, id_type)
+            answers = layer(comm, x, ids, weights)
+            output = torch.full((tokens, HIDDEN), float("nan"), dtype=torch.bfloat16)
+            shaped = answers.view(RANKS, TOKENS, HIDDEN) if seed else answers
+            sums = comm.combine(shaped, output=output if seed == 1 else None)
+            assert seed != 1 or sums is output
+            plain[rank].dispatch(x, ids, weights)
+            same = plain[rank].combine(answers)
+            assert torch.equal(sums.view(torch.int16), same.view(torch.int16))
+            exact, bound = wanted(x, ids, weights)
+            assert ((sums.double() - exact).abs() <= bound).all()
+        comm.destroy()
+        comm.destroy()
+        with pytest.raises(ferry.ClosedError, match="destroyed"):
+            comm.dispatch(x, ids, weights)
+
+    in_threads(run, RANKS)
+
+
+def test_without_weights_all_are_one():
+    meeting = Meeting()
+
+    def run(rank):
+        comm = communication(meeting, rank)
+        x, ids, _ = problem(7, rank, 3, torch.int32)
+        received = comm.dispatch(x, ids)
+        assert received.topk_weights is None
+        comm.combine(torch.zeros_like(received.hidden_states))
+
+    in_threads(run, RANKS)
+
+
+def test_what_is_not_there_is_named_before_anything_is_sent():
+    meeting = Meeting()
+    quantized = pytest.importorskip("flashinfer.fused_moe.api").QuantFormat.MXFP8
+    with pytest.raises(NotImplementedError, match=r"dispatch_format is MXFP8"):
+        communication(meeting, 0, dispatch_format=quantized)
+    with pytest.raises(NotImplementedError, match=r"params.dtype is torch.float16"):
+        communication(meeting, 0, dtype=torch.float16)
+
+    def run(rank):
+        comm = communication(meeting, rank)
+        x, ids, weights = problem(1, rank, 2, torch.int32)
+        with pytest.raises(NotImplementedError, match="hidden_states_scale"):
+            comm.dispatch(x, ids, weights, hidden_states_scale=torch.ones(2, 1))
+        with pytest.raises(NotImplementedError, match="eplb_local_stats"):
+            comm.dispatch(x, ids, weights, eplb_local_stats=torch.ones(EXPERTS))
+        with pytest.raises(ferry.TensorError, match="topk_ids"):
+            comm.dispatch(x, ids[:, :2], weights)
+        with pytest.raises(ferry.OrderError, match="combine is out of order"):
+            comm.combine(torch.zeros(RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16))
+        with pytest.raises(ferry.ArgumentError, match="4 dimensions"):
+            comm.combine(torch.zeros(1, 1, 1, HIDDEN, dtype=torch.bfloat16))
+        assert comm.exchange.communicator.round == "idle"
+
+    in_threads(run, RANKS)
