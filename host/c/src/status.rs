@@ -278,13 +278,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
         #[cfg(feature = "cuda")]
         Error::Kernels(_) => FERRY_INVALID_ARGUMENT,
-        Error::SharedGpu(error) => match error {
-            SharedGpuError::OneStream { .. } => FERRY_WRONG_ORDER,
-            SharedGpuError::NoRoom { .. } => FERRY_IN_USE,
-            SharedGpuError::TooManyRanks { .. } => FERRY_INVALID_ARGUMENT,
-            SharedGpuError::NeedsMps { .. } => FERRY_PEER,
-            _ => FERRY_OTHER,
-        },
+        Error::SharedGpu(error) => status_of_shared_gpu(error),
         Error::LocalRanks(error) => match error {
             LocalRanksError::Refused { source, .. } => status_of(source),
             LocalRanksError::NotClosed { .. } => FERRY_WRONG_ORDER,
@@ -297,6 +291,17 @@ fn status_of(error: &Error) -> ferry_status {
             }
             _ => FERRY_OTHER,
         },
+        _ => FERRY_OTHER,
+    }
+}
+
+/// Status of an error of ranks that share a GPU.
+const fn status_of_shared_gpu(error: &SharedGpuError) -> ferry_status {
+    match error {
+        SharedGpuError::OneStream { .. } => FERRY_WRONG_ORDER,
+        SharedGpuError::NoRoom { .. } => FERRY_IN_USE,
+        SharedGpuError::TooManyRanks { .. } => FERRY_INVALID_ARGUMENT,
+        SharedGpuError::NeedsMps { .. } => FERRY_PEER,
         _ => FERRY_OTHER,
     }
 }
