@@ -245,7 +245,7 @@ fn no_kernel_for_a_shape_divides_by_what_the_shape_says() {
         let divides = |line: &&str| line.contains("\tdiv.u32") || line.contains("\trem.u32");
         let divisions = text.lines().filter(divides).count();
         // Divisions by a variable remain. The conversion to e4m3 by hand divides, too.
-        let most = if ptx.target == Target::SM_80 { 100 } else { 16 };
+        let most = if ptx.target == Target::SM_80 { 104 } else { 16 };
         assert!(divisions <= most, "{divisions} divisions in {}", ptx.target);
     }
 }
