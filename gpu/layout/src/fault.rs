@@ -31,10 +31,10 @@ pub enum FaultKind {
     RowOutOfBounds,
     /// A source claims more tokens than the plan allows.
     TooManyTokens,
-    /// A launch of this rank came out of turn: a dispatch before the combine of the round before, a combine
-    /// before its dispatch, a wait before its sending half, or one of them twice. The host refuses such
-    /// calls, so a graph with a part of a round was launched twice, or at the wrong time. The launch wrote
-    /// nothing. [`Fault::last_launch`] is the launch before it.
+    /// A launch of this rank came out of turn: a dispatch before the end of the round before, a combine (or
+    /// giving up) before its dispatch, a wait before its sending half, or one of them twice. The host refuses
+    /// such calls, so a graph with a part of a round was launched twice, or at the wrong time. The launch
+    /// wrote nothing. [`Fault::last_launch`] is the launch before it.
     OutOfTurn,
 }
 

@@ -133,8 +133,8 @@ impl Kernel {
 
     /// Blocks that the host launches on a device with so many `multiprocessors`, of which a kernel may occupy
     /// at most `max_sms`: one each, so that all are resident at once. At least 1 and at most [`MAX_BLOCKS`].
-    /// All launches of a communicator have the same number, as each block has a
-    /// [`LastLaunch`](crate::LastLaunch) of its own.
+    /// Launches of a communicator have the same number, unless rows stay as they came, as each block has a
+    /// [`LastLaunch`](crate::LastLaunch) of its own; `dispatch_counts`, which leaves none, has one block.
     pub const fn blocks(max_sms: Option<u32>, multiprocessors: u32) -> u32 {
         let blocks = match max_sms {
             Some(most) if most < multiprocessors => most,

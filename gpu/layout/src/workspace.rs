@@ -19,7 +19,7 @@ pub enum Counter {
     ScansDone,
     /// Twice the epoch of the row offsets in the workspace, plus one if not all rows fit in the outputs.
     OffsetsReady,
-    /// Blocks that left the running `combine_wait` kernel.
+    /// Blocks that left the running `combine_wait` or `give_up` kernel.
     Exits,
     /// Blocks that have read the results of dispatch, in the running combine kernel.
     Reads,
@@ -35,8 +35,8 @@ pub enum Counter {
     CulpritTold,
     /// Most tokens and parts of any source in this round, left by dispatch for combine: `Extent` as a word.
     Extent,
-    /// Tickets that dispatch's warps have taken in this round. Combine resets it. With `skip_a2a` none are
-    /// taken.
+    /// Tickets that dispatch's warps have taken in this round. Combine, or giving up, resets it. With
+    /// `skip_a2a` none are taken.
     DispatchTickets,
     /// Tickets that combine's warps have taken in this round. Dispatch resets it.
     CombineTickets,

@@ -178,9 +178,9 @@ typedef enum {
     // A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
     // A launch of this rank was out of order and wrote nothing: a dispatch before the previous round's
-    // combine, a combine before its dispatch, a wait before its sending half, or one of them twice. A
-    // graph with a part of a round was launched twice, or at the wrong time. The previous launch was the
-    // ferry_kernel index in round saw (0: there was none).
+    // end, a combine (or giving up) before its dispatch, a wait before its sending half, or one of them
+    // twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
+    // was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
 } ferry_fault_kind;
 
@@ -1192,10 +1192,10 @@ ferry_status ferry_combine_wait(ferry_communicator *communicator, void *stream);
 // Ends the round without a combine, after ferry_dispatch or ferry_dispatch_wait: ferry_dispatch may follow.
 // On one node the kernel waits for no peer, between nodes for all of them. Only enqueues. Collective (not
 // with skip_a2a): all ranks give up a round, or all combine it; if one combines what another gives up, both
-// end with FERRY_FAULT_PEER_TIMEOUT after their deadline, at the latest in their next dispatch. In the
-// numbers of rounds of a ferry_fault, a round that was given up counts as two. Does not synchronise,
-// allocate or compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless a dispatch is to
-// be combined) nothing was enqueued, and it can be called again.
+// end with FERRY_FAULT_PEER_TIMEOUT after their deadline, or with FERRY_POISONED, at the latest in their
+// next dispatch. In the numbers of rounds of a ferry_fault, a round that was given up counts as two. Does
+// not synchronise, allocate or compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless
+// a dispatch is to be combined) nothing was enqueued, and it can be called again.
 ferry_status ferry_give_up(ferry_communicator *communicator, void *stream);
 
 // Enqueues a fused SiLU, the activation between the experts' two matrix multiplications, written in any

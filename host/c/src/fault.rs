@@ -32,9 +32,9 @@ pub enum ferry_fault_kind {
     /// A rank claims more tokens than the plan allows.
     FERRY_FAULT_TOO_MANY_TOKENS = 8,
     /// A launch of this rank was out of order and wrote nothing: a dispatch before the previous round's
-    /// combine, a combine before its dispatch, a wait before its sending half, or one of them twice. A
-    /// graph with a part of a round was launched twice, or at the wrong time. The previous launch was the
-    /// ferry_kernel index in round saw (0: there was none).
+    /// end, a combine (or giving up) before its dispatch, a wait before its sending half, or one of them
+    /// twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
+    /// was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
 }
 

@@ -142,10 +142,10 @@ pub unsafe extern "C" fn ferry_combine_wait(
 /// Ends the round without a combine, after ferry_dispatch or ferry_dispatch_wait: ferry_dispatch may follow.
 /// On one node the kernel waits for no peer, between nodes for all of them. Only enqueues. Collective (not
 /// with skip_a2a): all ranks give up a round, or all combine it; if one combines what another gives up, both
-/// end with FERRY_FAULT_PEER_TIMEOUT after their deadline, at the latest in their next dispatch. In the
-/// numbers of rounds of a ferry_fault, a round that was given up counts as two. Does not synchronise,
-/// allocate or compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless a dispatch is to
-/// be combined) nothing was enqueued, and it can be called again.
+/// end with FERRY_FAULT_PEER_TIMEOUT after their deadline, or with FERRY_POISONED, at the latest in their
+/// next dispatch. In the numbers of rounds of a ferry_fault, a round that was given up counts as two. Does
+/// not synchronise, allocate or compile, and can be captured in a graph. On failure (FERRY_WRONG_ORDER unless
+/// a dispatch is to be combined) nothing was enqueued, and it can be called again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferry_give_up(
     communicator: *mut ferry_communicator,

@@ -392,9 +392,9 @@ impl Communicator {
     }
 }
 
-/// Address, data type, shape, and strides in elements.
 /// Rows, blocks of scales, rows of each source, rows of each expert.
 type Counts = (usize, usize, Vec<u32>, Vec<u32>);
+/// Address, data type, shape, and strides in elements.
 type Strided = (u64, &'static str, Vec<usize>, Vec<usize>);
 
 fn strided<const N: usize>(tensor: &Tensor<N>) -> Strided {

@@ -53,6 +53,18 @@ def test_a_view_ends_with_its_round(bench):
         other.ranks[0].view()
 
 
+def test_a_view_ends_with_a_round_that_is_given_up(bench):
+    of = bench(2, receive="view")
+    x, ids, _ = of.problem(9).arguments
+    for give_up in (of.ranks.give_up, lambda: [rank.give_up() for rank in of.ranks]):
+        of.ranks.dispatch(x, ids)
+        view = of.ranks[0].view()
+        assert view.tokens.numpy().shape == (10, 64)
+        give_up()
+        with pytest.raises(ferry.OrderError, match="the view has ended"):
+            view.tokens.numpy()
+
+
 def test_rows_of_a_view_can_be_sent_on(bench):
     """A view goes in as x of another communicator's dispatch on the same device."""
     of = bench(1, receive="view")

@@ -107,9 +107,9 @@ impl Communicator {
     /// that this thread, or one that waits itself, has yet to make, they do until the deadline: close between
     /// rounds, while no kernel waits for a launch.
     ///
-    /// A rank's last combine may end before its peers have told it that they read its tokens: their kernels
-    /// still store into its window then. So one of several processes must close its communicators before it
-    /// ends, even if it is done.
+    /// A rank's last combine or `give_up` may end before its peers have told it that they read its tokens:
+    /// their kernels still store into its window then. So one of several processes must close its
+    /// communicators before it ends, even if it is done.
     ///
     /// A communicator that gave up, or on which a peer gave up, is closed without a barrier. This call finds
     /// that by itself, as far as it has happened by now, with two short reads from the device. If the

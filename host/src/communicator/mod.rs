@@ -118,8 +118,8 @@ pub(crate) mod view;
 /// all. Either run them in one stream, in the same order on every rank (or order them by events), or let them
 /// fit together: the sum of their `max_sms`, and of other libraries' blocks (NCCL: a multiprocessor per
 /// channel, `NCCL_MAX_CTAS`), is at most the device's. Kernels that wait for nobody (a GEMM, fused
-/// SiLU, `combine_async`) may take any number, and only delay; `dispatch_async` waits for the ranks
-/// that are still in the round before.
+/// SiLU, `combine_async`, on one node `give_up`) may take any number, and only delay; `dispatch_async` waits
+/// for the ranks that are still in the round before.
 ///
 /// Streams wait for each other, too, if they share a hardware queue of the driver: a process has
 /// 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` said when the driver was initialized, at most 32. More

@@ -129,7 +129,8 @@ impl Communicator {
     /// one node the kernel waits for no peer, between nodes for all of them. Enqueues only. Collective: all
     /// ranks give up a round, or all combine it. If one combines what another gives up, no rank gets a wrong
     /// sum, but both end with a [`PeerTimeout`](ferry_layout::FaultKind::PeerTimeout) after their deadline,
-    /// in this round or in their next dispatch. Not collective with [`skip_a2a`](crate::Config::skip_a2a).
+    /// or with [`Error::PeerGaveUp`], in this round or in their next dispatch. Not collective with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     ///
     /// In the numbers of rounds that a [`Fault`](ferry_layout::Fault) has, a round that was given up counts
     /// as two.

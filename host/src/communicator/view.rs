@@ -69,8 +69,8 @@ impl Communicator {
     /// or `dispatch_wait` was called last; [`Error::Poisoned`].
     ///
     /// # Safety
-    /// The tensors are only read, in stream order between this round's dispatch and its combine, and no copy
-    /// of them is used once the communicator is closed or dropped.
+    /// The tensors are only read, in stream order between this round's dispatch and its combine or
+    /// [`give_up`](Self::give_up), and no copy of them is used once the communicator is closed or dropped.
     pub unsafe fn view(&self) -> Result<View, Error> {
         self.current_view()
     }

@@ -18,9 +18,9 @@
 //! - Counts and presence words are compared with their epoch for equality. One of `n` stays as long as its
 //!   reader needs it: senders of combine read it before they return the credit, and nobody reads it
 //!   afterwards.
-//! - Flags and credits are never reset: a later epoch is larger. A credit for `n + 1` cannot come before the
-//!   one for `n`: it is returned to a rank whose counts of `n + 1` have arrived, and which had the one for
-//!   `n` when it sent them.
+//! - Flags and credits are never reset: a later epoch is larger. Credits of a peer come in order, as it
+//!   returns one only after a dispatch that had this rank's counts, and this rank sent those with all credits
+//!   of the round before in hand.
 //! - Rows whose words are their own flags are re-armed by their reader before its launch ends: those of
 //!   dispatch before this rank's combine returns a credit, those of combine before its next dispatch sends
 //!   counts.
@@ -28,12 +28,12 @@
 //!   it; one of combine in the next round's combine, for any source, after the dispatch between has received
 //!   counts of all ranks, each of which had received all its rows.
 //! - A launch reads its round from `Counter::Finished`. A fused combine stores it together with the credit,
-//!   after all its blocks have begun; of a split one the last block of the waiting half does. The next launch
-//!   begins after that launch's end.
+//!   after all its blocks have begun; of a split one the last block of the waiting half does, of `give_up`
+//!   the last block. The next launch begins after that launch's end.
 //! - Windows are freed after all ranks have closed and their last kernels ended. A kernel's end waits for its
 //!   stores into windows of its node, but not for data on a network. So **if ranks are on other nodes,
-//!   combine ends only after it has all credits for its round**: nothing is under way to a rank whose combine
-//!   has ended.
+//!   combine and `give_up` end only after they have all credits for the round**: nothing is under way to a
+//!   rank whose round has ended.
 
 use ferry_layout::{Counter, Epoch, Rank, Region, Signal};
 

@@ -239,8 +239,8 @@ class Communicator(Rank):
     def give_up(self, *, stream: Any = None) -> None:
         """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: a dispatch may
         follow. Enqueues only. Collective: all ranks give up a round, or all combine it; if one combines
-        what another gives up, both end with :class:`ferry_ep.PeerTimeout` after their deadline, at the latest
-        in their next dispatch.
+        what another gives up, both end with :class:`ferry_ep.PeerTimeout` after their deadline, or with
+        :class:`ferry_ep.PeerGaveUp`, at the latest in their next dispatch.
 
         Raises :class:`ferry_ep.OrderError` unless a dispatch is to be combined.
         """

@@ -195,10 +195,10 @@ class View:
 
     :meth:`ferry_ep.Communicator.view` makes one. Row ``source * max_tokens_per_rank + token`` is that of each
     source rank and token. It may be read by work that the streams order after the dispatch (or its wait) and
-    before the combine (or ``combine_async``), whose call ends the view. Rows without a token, where
-    ``DispatchOutput.ids`` are -1, hold old bits, NaNs among them: leave such rows out, as 0 times NaN is NaN.
-    Addresses and strides are those of every round until the communicator is closed, so that a captured graph
-    can have them.
+    before the combine (or ``combine_async``, or ``give_up``), whose call ends the view. Rows without a token,
+    where ``DispatchOutput.ids`` are -1, hold old bits, NaNs among them: leave such rows out, as 0 times NaN
+    is NaN. Addresses and strides are those of every round until the communicator is closed, so that a
+    captured graph can have them.
     """
 
     tokens: ViewArray

@@ -3,7 +3,7 @@
 use super::graphs::{Recorded, take};
 use super::*;
 use Kernel::{
-    Combine, CombineAsync, CombineWait, Dispatch, DispatchAsync, DispatchWait, FusedSilu,
+    Combine, CombineAsync, CombineWait, Dispatch, DispatchAsync, DispatchWait, FusedSilu, GiveUp,
 };
 
 /// The driver gives each capture a number of its own.
@@ -124,6 +124,21 @@ fn a_wait_before_another_rank_has_sent_is_refused_there() {
 }
 
 #[test]
+fn a_round_is_given_up_on_all_before_one_sends_again() {
+    let dispatched = [DispatchAsync, DispatchWait];
+    let dispatched = dispatched.map(|kernel| [(0, kernel), (1, kernel)]).concat();
+    let early = [(0, GiveUp), (0, DispatchAsync), (1, GiveUp)];
+    let calls = in_one(&[&dispatched[..], &early].concat());
+    assert_eq!(run(&pair(), &calls), Some((6, SECOND)));
+    let turns = pair();
+    for round in 0..3 {
+        let given_up = [(0, GiveUp), (1, GiveUp)];
+        let calls = in_one(&[&dispatched[..], &given_up].concat());
+        assert_eq!(run(&turns, &calls), None, "round {round}");
+    }
+}
+
+#[test]
 fn a_call_that_was_refused_may_be_made_in_another_stream() {
     let turns = pair();
     assert!(run(&turns, &in_one(&[(0, Dispatch), (1, Dispatch)])).is_some());
@@ -199,6 +214,14 @@ fn a_capture_may_begin_in_the_middle_of_a_round() {
         let captured = Lane::of(stream(9), Some(capture()));
         let calls: Vec<_> = (start..start + 4)
             .flat_map(|at| [0, 1].map(|index| (index, kernels[at % 4], captured)))
+            .collect();
+        assert_eq!(run(&pair(), &calls), None, "from {:?}", kernels[start]);
+    }
+    let kernels = [DispatchWait, GiveUp, DispatchAsync];
+    for start in 0..3 {
+        let captured = Lane::of(stream(9), Some(capture()));
+        let calls: Vec<_> = (start..start + 3)
+            .flat_map(|at| [0, 1].map(|index| (index, kernels[at % 3], captured)))
             .collect();
         assert_eq!(run(&pair(), &calls), None, "from {:?}", kernels[start]);
     }
