@@ -211,6 +211,35 @@ def test_an_open_round_needs_a_second_communicator(bench):
     assert other.ranks[0]._native._counts() == (1, 1)
 
 
+def test_a_round_that_a_backward_pass_left_open_is_no_others(bench):
+    of, other = (bench(1, receive="compact", combine_weights=True, gpu=None) for _ in range(2))
+    layer = Layer(of, 7)
+    exchange = autograd.RowExchange(of.ranks[0], backward=other.ranks[0])
+    torch.autograd.grad(layer.sums(exchange, 0).float().sum(), layer.matrices[:1])
+    assert other.ranks[0].round == "dispatched"
+    loss = (layer.sums(exchange, 0).float() * layer.factors[0]).sum()
+    received = exchange.dispatch(layer.x[0], layer.ids[0])
+    exchange.combine(received.tokens, received)
+    for of_tokens in (loss, received.tokens.float().sum()):
+        with pytest.raises(ferry.OrderError, match=r"or abandon\(\) what"):
+            of_tokens.backward(retain_graph=True)
+    exchange.abandon()
+    exchange.abandon()
+    layer.take()
+    loss.backward()
+    layer.check()
+
+
+def test_weights_return_of_tokens_without_any(bench):
+    of = bench(1, receive="strided", combine_weights=True, gpu=None)
+    layer = Layer(of, 8)
+    exchange = autograd.RowExchange(of.ranks[0])
+    received = exchange.dispatch(layer.x[0], layer.ids[0])
+    exchange.combine(received.tokens, received).float().sum().backward()
+    routed = (layer.ids[0] >= 0).any(dim=1, keepdim=True)
+    assert torch.equal(layer.x[0].grad, routed.expand_as(layer.x[0]).bfloat16())
+
+
 def test_plans_and_tensors_without_a_backward_pass(bench):
     def refused(match, **config):
         with pytest.raises(ferry.ArgumentError, match=match):
@@ -224,8 +253,15 @@ def test_plans_and_tensors_without_a_backward_pass(bench):
     with pytest.raises(ferry.ArgumentError, match="hidden of backward is 128, but the communicator's is 64"):
         autograd.RowExchange(of.ranks[0], backward=other.ranks[0])
     two = bench(2, receive="compact", gpu=None).ranks
-    with pytest.raises(ferry.ArgumentError, match="rank of backward is 1, not 0"):
+    with pytest.raises(
+        ferry.ArgumentError, match="backward is rank 1 of 2, but the communicator is rank 0 of 2"
+    ):
         autograd.RowExchange(two[0], backward=two[1])
+    more = bench(2, receive="compact", experts=2, gpu=None).ranks[0]
+    with pytest.raises(
+        ferry.ArgumentError, match="backward is rank 0 of 2, but the communicator is rank 0 of 1"
+    ):
+        autograd.RowExchange(of.ranks[0], backward=more)
     layer, exchange = Layer(of, 7), autograd.RowExchange(of.ranks[0])
     with pytest.raises(ferry.ArgumentError, match="combine_weights is false"):
         layer.sums(exchange, 0)

@@ -135,6 +135,27 @@ def test_without_weights_all_are_one():
     in_threads(run, RANKS)
 
 
+def test_an_open_round_is_not_destroyed_and_another_ranks_communicator_is_refused():
+    meeting = Meeting()
+
+    def run(rank):
+        comm = communication(meeting, rank)
+        comm._group = comm.exchange.communicator  # its own, as a node group is; both are closed below
+        received = comm.dispatch(*problem(2, rank, 3, torch.int32))
+        for _ in range(2):
+            with pytest.raises(ferry.OrderError, match="cannot be closed"):
+                comm.destroy()
+        comm.combine(torch.zeros_like(received.hidden_states))
+
+    in_threads(run, RANKS)
+    other = Meeting()
+    other.connect = lambda config, bootstrap: Meeting.connect(
+        other, config, moe_ep.BootstrapConfig(world_size=RANKS, rank=1)
+    )
+    with pytest.raises(ferry.ArgumentError, match="rank of connect's communicator is 1, not 0"):
+        communication(other, 0)
+
+
 def test_what_is_not_there_is_named_before_anything_is_sent():
     meeting = Meeting()
     quantized = pytest.importorskip("flashinfer.fused_moe.api").QuantFormat.MXFP8

@@ -264,6 +264,10 @@ def test_communicators_that_do_not_fit_are_refused():
             refused("give no options", model, group=communicator, max_tokens_per_rank=8)
     refused("this process has the ranks", model, group=ferry.Group.simulated(2))
     refused("receive is compact", model, receive="compact")
+    refused("shared_expert is true, but this layer", model, shared_expert=True)
+    refused("skip_a2a is true, but this layer", model, skip_a2a=True)
+    refused("top_k is 3, but the model has it", model, top_k=3)
+    refused("dead_line is 1.0, but Config has no such field", model, dead_line=1.0)
     refused("experts is 8", model, error=ferry.PlanError, group=ferry.Group.simulated(3))
     refused("max_tokens_per_rank is 0", model, error=ferry.PlanError, max_tokens_per_rank=0)
     assert parallel.config_of(model).max_tokens_per_rank == 4096

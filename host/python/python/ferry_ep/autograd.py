@@ -35,6 +35,8 @@ class ReceivedRows(DispatchOutput):
     """Experts of this rank's tokens, as they were given."""
     link: Any = None
     """A tensor without elements that lets the backward pass of combine come before that of dispatch."""
+    forward: Any = None
+    """Stands for the round in its backward pass."""
 
 
 class RowExchange:
@@ -74,11 +76,13 @@ class RowExchange:
             given, wanted = getattr(other, field), getattr(config, field)
             if given != wanted:
                 raise ArgumentError(f"{field} of backward is {given}, but the communicator's is {wanted}")
-        if self.backward.rank != communicator.rank:
-            raise ArgumentError(f"rank of backward is {self.backward.rank}, not {communicator.rank}")
+        places = [(each.rank, each.plan.ranks) for each in (self.backward, communicator)]
+        if places[0] != places[1]:
+            given, wanted = (f"rank {rank} of {ranks}" for rank, ranks in places)
+            raise ArgumentError(f"backward is {given}, but the communicator is {wanted}")
         self.capacity = capacity
-        #: Whether the round of a backward pass is open.
-        self._is_open = False
+        #: The forward round whose backward pass has opened a round that is still open.
+        self._open_for: object | None = None
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None) -> ReceivedRows:
         """Makes :meth:`ferry_ep.Communicator.dispatch`. Collective.
@@ -93,10 +97,17 @@ class RowExchange:
             raise ArgumentError(
                 "topk_weights requires a gradient, but combine_weights is false: gradients return by it"
             )
-        tokens, weights, link, *others = _Dispatch.apply(self, x, topk_ids, topk_weights)
+        forward = object()
+        tokens, weights, link, *others = _Dispatch.apply(self, forward, x, topk_ids, topk_weights)
         named = dict(zip(_OTHERS, others, strict=True))
         return ReceivedRows(
-            tokens=tokens, weights=weights, link=link, topk_ids=topk_ids, rows=len(tokens), **named
+            tokens=tokens,
+            weights=weights,
+            link=link,
+            forward=forward,
+            topk_ids=topk_ids,
+            rows=len(tokens),
+            **named,
         )
 
     def combine(self, expert_rows: Tensor, received: ReceivedRows, weights: Tensor | None = None) -> Any:
@@ -109,8 +120,18 @@ class RowExchange:
         given = weights
         if given is None and self.communicator.plan.config.combine_weights:
             given = torch.zeros_like(received.weights, requires_grad=False)
-        sums, returned = _Combine.apply(self, received.topk_ids, received.link, expert_rows, given)
+        apply = _Combine.apply
+        sums, returned = apply(self, received.forward, received.topk_ids, received.link, expert_rows, given)
         return sums if weights is None else (sums, returned)
+
+    def abandon(self) -> None:
+        """Gives up the round that a backward pass left open, if one did: by an exception, or because only
+        gradients were asked for that do not reach dispatch, as ``torch.autograd.grad`` of experts' weights.
+        Collective: all ranks call it after the same pass. Enqueues only.
+        """
+        if self._open_for is not None:
+            self.backward.give_up()
+            self._open_for = None
 
     def _send(
         self, communicator: Communicator, x: Tensor, topk_ids: Tensor, weights: Tensor | None
@@ -121,25 +142,29 @@ class RowExchange:
         out.tokens.zero_()
         return communicator.dispatch(x, topk_ids, weights, out=out)
 
-    def _open(self, gradients: Tensor, topk_ids: Tensor, weights: Tensor | None) -> DispatchOutput:
-        """Begins the round of a backward pass."""
+    def _open(
+        self, forward: object, gradients: Tensor, topk_ids: Tensor, weights: Tensor | None
+    ) -> DispatchOutput:
+        """Begins the round of the backward pass of ``forward``."""
         if self.backward.round != "idle":
             raise OrderError(
                 "a backward pass is a round, and one is open ("
                 + self.backward.round
-                + "): end it before, or "
-                "give RowExchange another communicator as backward"
+                + "): end it before, give RowExchange another communicator as backward, or abandon() what a "
+                "backward pass left open"
             )
         out = self._send(self.backward, gradients, topk_ids, weights)
-        self._is_open = True
+        self._open_for = forward
         return out
 
     def _return(self, rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Ends the round of a backward pass."""
-        self._is_open = False
-        if not self.backward.plan.config.combine_weights:
-            return self.backward.combine(rows), None
-        return self.backward.combine(rows, received_weights=weights)
+        if self.backward.plan.config.combine_weights:
+            of_x, of_weights = self.backward.combine(rows, received_weights=weights)
+        else:
+            of_x, of_weights = self.backward.combine(rows), None
+        self._open_for = None
+        return of_x, of_weights
 
 
 #: Outputs that have no gradient.
@@ -149,12 +174,17 @@ _OTHERS = ("ids", "src_info", "source_counts", "expert_counts")
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, exchange: RowExchange, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None
+        ctx: Any,
+        exchange: RowExchange,
+        forward: object,
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor | None,
     ) -> Any:
         out = exchange._send(exchange.communicator, x, topk_ids, topk_weights)
-        ctx.exchange, ctx.tokens = exchange, len(x)
+        ctx.exchange, ctx.round, ctx.tokens = exchange, forward, len(x)
         ctx.save_for_backward(topk_ids)
-        _, needs_x, _, needs_weights = ctx.needs_input_grad
+        _, _, needs_x, _, needs_weights = ctx.needs_input_grad
         fixed = [out.tokens] * (not needs_x) + [out.weights] * (not needs_weights)
         ctx.mark_non_differentiable(*fixed, *(getattr(out, name) for name in _OTHERS))
         return out.tokens, out.weights, x.new_empty(0), *(getattr(out, name) for name in _OTHERS)
@@ -164,12 +194,12 @@ class _Dispatch(torch.autograd.Function):
     def backward(ctx: Any, rows: Tensor, weights: Tensor, *others: Any) -> Any:
         exchange = ctx.exchange
         (topk_ids,) = ctx.saved_tensors
-        if not exchange._is_open:
+        if exchange._open_for is not ctx.round:
             # No gradient came through combine, which would have opened the round.
             nothing = rows.new_zeros(ctx.tokens, rows.shape[1])
-            exchange._open(nothing, topk_ids, None)
+            exchange._open(ctx.round, nothing, topk_ids, None)
         of_x, of_weights = exchange._return(rows.contiguous(), weights.contiguous())
-        return None, of_x, None, of_weights
+        return None, None, of_x, None, of_weights if ctx.needs_input_grad[4] else None
 
 
 class _Combine(torch.autograd.Function):
@@ -177,15 +207,16 @@ class _Combine(torch.autograd.Function):
     def forward(
         ctx: Any,
         exchange: RowExchange,
+        forward: object,
         topk_ids: Tensor,
         link: Tensor,
         expert_rows: Tensor,
         weights: Tensor | None,
     ) -> Any:
-        ctx.exchange = exchange
+        ctx.exchange, ctx.round = exchange, forward
         ctx.save_for_backward(topk_ids)
         # Else the backward pass of dispatch does not come, which ends the round.
-        ctx.is_followed = ctx.needs_input_grad[2]
+        ctx.is_followed = ctx.needs_input_grad[3]
         if weights is None:
             return exchange.communicator.combine(expert_rows), None
         return exchange.communicator.combine(expert_rows, received_weights=weights)
@@ -196,8 +227,8 @@ class _Combine(torch.autograd.Function):
         exchange = ctx.exchange
         (topk_ids,) = ctx.saved_tensors
         weights = None if returned is None else returned.contiguous()
-        out = exchange._open(sums.contiguous(), topk_ids, weights)
+        out = exchange._open(ctx.round, sums.contiguous(), topk_ids, weights)
         if not ctx.is_followed:
             exchange._return(torch.zeros_like(out.tokens), torch.zeros_like(out.weights))
         of_weights = None if returned is None else out.weights
-        return None, None, sums.new_empty(0), out.tokens, of_weights
+        return None, None, None, sums.new_empty(0), out.tokens, of_weights

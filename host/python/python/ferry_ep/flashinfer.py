@@ -92,12 +92,24 @@ class FerryCommunication(MoEEpCommunication):
         connect = self._connect if config.connect is None else config.connect
         self._share_gpus = config.share_gpus
         communicator = connect(plan, bootstrap)
+        self._require(communicator, plan)
         self._exchange: Exchange | None = Exchange(communicator)
         self._first = communicator.plan.first_expert(self.ep_rank)
         #: Outputs of dispatches by type of ids.
         self._outputs: dict[torch.dtype, DispatchOutput] = {}
         #: Tokens of the last dispatch.
         self._tokens = 0
+
+    def _require(self, communicator: Communicator, plan: Config) -> None:
+        """Checks the communicator that ``connect`` has returned."""
+        config = communicator.plan.config
+        wanted = {"rank": self.ep_rank, "ranks": self.ep_size}
+        given = {"rank": communicator.rank, "ranks": communicator.plan.ranks}
+        for field in ("experts", "top_k", "hidden", "max_tokens_per_rank", "format", "receive"):
+            wanted[field], given[field] = getattr(plan, field), getattr(config, field)
+        for field, value in given.items():
+            if value != wanted[field]:
+                raise ArgumentError(f"{field} of connect's communicator is {value}, not {wanted[field]}")
 
     def _connect(self, plan: Config, bootstrap: Any) -> Communicator:
         """Makes a node group over the process group. Collective."""
@@ -167,10 +179,13 @@ class FerryCommunication(MoEEpCommunication):
         return exchange.combine(expert_output, self._tokens, out=output)
 
     def destroy(self) -> None:
-        """Closes what this object made. Collective; a second call does nothing. Synchronizes."""
-        exchange, self._exchange = self._exchange, None
-        group, self._group = self._group, None
+        """Closes what this object made. Collective; a second call does nothing. Synchronizes.
+
+        Raises :class:`ferry_ep.OrderError` between :meth:`dispatch` and :meth:`combine`, and closes nothing.
+        """
+        if self._exchange is not None and self._group is not None:
+            if not self._exchange.communicator.closed:
+                self._exchange.communicator.close()
+            self._group.close()
+        self._exchange = self._group = None
         self._outputs = {}
-        if exchange is not None and group is not None:
-            exchange.communicator.close()
-            group.close()

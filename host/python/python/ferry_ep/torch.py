@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ._ferry import Reader
 from .communicator import Communicator
+from .config import Config
 from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
 from .tensors import _TORCH, refuse
@@ -251,6 +252,18 @@ def _refuse_gradients(*tensors: Tensor | None) -> None:
                 )
 
 
+def require_layer(config: Config) -> None:
+    """Raises :class:`ferry_ep.ArgumentError` for a plan whose rows :class:`Experts` cannot multiply."""
+    if config.format != "bf16":
+        raise ArgumentError(f"format is {config.format}, but this layer multiplies BF16")
+    if config.receive != "by-expert":
+        raise ArgumentError(f"receive is {config.receive}, but this layer multiplies rows by expert")
+    if config.shared_expert:
+        raise ArgumentError("shared_expert is true, but this layer has routed experts alone")
+    if config.skip_a2a:
+        raise ArgumentError("skip_a2a is true, but this layer returns the sums of all ranks' experts")
+
+
 class Experts(nn.Module):
     """This rank's experts of a layer whose experts are divided between the ranks: dispatch, two grouped
     matrix multiplications with SiLU between them, combine. BF16, without a backward pass.
@@ -263,15 +276,13 @@ class Experts(nn.Module):
         """Makes the experts of these weights, which are not copied; they may be transposed views.
 
         Raises :class:`ferry_ep.ArgumentError` unless the plan's format is ``bf16`` and it receives by expert,
-        and :class:`ferry_ep.TensorError` for weights of another type, shape or device.
+        and if it has ``shared_expert`` or ``skip_a2a``; :class:`ferry_ep.TensorError` for weights of another
+        type, shape or device.
         """
         super().__init__()
         plan = exchange.communicator.plan
         config = plan.config
-        if config.format != "bf16":
-            raise ArgumentError(f"format is {config.format}, but this layer multiplies BF16")
-        if config.receive != "by-expert":
-            raise ArgumentError(f"receive is {config.receive}, but this layer multiplies rows by expert")
+        require_layer(config)
         intermediate = downs.shape[1]
         shapes = [config.hidden, 2 * intermediate], [intermediate, config.hidden]
         for name, weight, shape in zip(

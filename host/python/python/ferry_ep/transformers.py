@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .communicator import Communicator
 from .config import Config
 from .errors import ArgumentError
 from .tensors import refuse
-from .torch import Exchange, Experts
+from .torch import Exchange, Experts, require_layer
 
 __all__ = ["config_of", "expert_parallel"]
 
@@ -51,15 +52,22 @@ def config_of(model: nn.Module, *, max_tokens_per_rank: int = MAX_TOKENS, **opti
     ``options`` are those of :class:`ferry_ep.Config`, such as ``deadline``.
 
     Raises :class:`ferry_ep.ArgumentError` for a model without blocks of Mixtral or Qwen3-MoE, or with others
-    than these, for a version of transformers whose blocks are not known, for blocks of different sizes, and
-    for experts that are not BF16.
+    than these, for a version of transformers whose blocks are not known, for blocks of different sizes, for
+    experts that are not BF16, and for ``options`` that :class:`ferry_ep.torch.Experts` refuses.
     """
     sizes = {name: _sizes(name, block) for name, block in _blocks(model).items()}
     (first, wanted), *others = sizes.items()
     for name, given in others:
         if given != wanted:
             raise ArgumentError(f"{name} has the sizes {given}, but {first} has {wanted}")
-    return Config(**wanted, max_tokens_per_rank=max_tokens_per_rank, **options)
+    known = {field.name for field in fields(Config)}
+    for name, option in options.items():
+        if name in wanted or name not in known:
+            why = "the model has it" if name in wanted else "Config has no such field"
+            raise ArgumentError(f"{name} is {option}, but {why}")
+    config = Config(**wanted, max_tokens_per_rank=max_tokens_per_rank, **options)
+    require_layer(config)
+    return config
 
 
 def expert_parallel(
@@ -69,8 +77,9 @@ def expert_parallel(
 
     ``model`` is a Mixtral or Qwen3-MoE model of transformers in BF16, with the same weights on all ranks, on
     the rank's device: the CPU for a simulated group. It is changed: in each block ``experts`` becomes
-    :class:`ferry_ep.torch.Experts` with a copy of this rank's part of the weights. Routers and all else stay
-    whole.
+    :class:`ferry_ep.torch.Experts` with a copy of this rank's part of the weights, under other names and
+    without hooks: save the model before, as no ``from_pretrained`` loads a divided one. Routers and all else
+    stay whole.
 
     ``group`` is a group of which this process has one rank; then ``max_tokens_per_rank`` and ``options`` are
     those of :func:`config_of`. If this process has several ranks, give each one's model its communicator
@@ -105,8 +114,11 @@ def expert_parallel(
                 given = f"memory of {parameter.device}"
                 raise refuse(f"{name}.experts.{weight}", f"memory of {device}", given)
     first = plan.first_expert(communicator.rank)
-    for block in blocks.values():
-        block.experts = _part(exchange, block.experts, slice(first, first + plan.local_experts))
+    here = slice(first, first + plan.local_experts)
+    # All before one is replaced: without memory for them the model stays as it was.
+    parts = [_part(exchange, block.experts, here) for block in blocks.values()]
+    for block, part in zip(blocks.values(), parts, strict=True):
+        block.experts = part
     return communicator
 
 
