@@ -24,9 +24,13 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
         for tokens in [1, 128, 1024] {
             let name =
                 format!("graphs of {calls} dispatches and combines in turn, {tokens} tokens");
-            suite.check(&name, |suite| in_turn(suite, tokens, split))?;
+            suite.check(&name, |suite| {
+                with_graphs(suite, tokens, split, rounds_in_turn)
+            })?;
             let name = format!("graphs of {calls} dispatches that are given up, {tokens} tokens");
-            suite.check(&name, |suite| given_up(suite, tokens, split))?;
+            suite.check(&name, |suite| {
+                with_graphs(suite, tokens, split, rounds_between)
+            })?;
         }
         for part in [Part::Dispatch, Part::Combine] {
             for all in [false, true] {
@@ -91,9 +95,15 @@ fn problem(suite: &Suite<'_>, tokens: usize, seed: u64) -> Problem {
     suite.uniform(tokens, [experts, 8, hidden], seed)
 }
 
-/// Rounds whose dispatches and combines are graphs, with experts between them that the host plays,
-/// and a round of calls now and then.
-fn in_turn(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome> {
+/// Makes rounds on a session with some problems. Returns whether there were graphs.
+type Rounds = fn(&Suite<'_>, &mut Session, &[Problem]) -> Result<bool>;
+
+fn with_graphs(
+    suite: &mut Suite<'_>,
+    tokens: usize,
+    split: bool,
+    rounds: Rounds,
+) -> Result<Outcome> {
     let problems: Vec<_> = (0..ROUNDS)
         .map(|seed| problem(suite, tokens, seed))
         .collect();
@@ -102,12 +112,13 @@ fn in_turn(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome>
         ..Settings::of(suite.config(&problems), &problems)
     };
     let had_graphs = suite.with_session(&settings, 1, |suite, session| {
-        rounds_in_turn(suite, session, &problems)
+        rounds(suite, session, &problems)
     })?;
     Ok(outcome(had_graphs))
 }
 
-/// Returns whether there were graphs.
+/// Makes rounds whose dispatches and combines are graphs, with experts between them that the host plays, and
+/// a round of calls now and then. Returns whether there were graphs.
 fn rounds_in_turn(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) -> Result<bool> {
     let scale = [1.5; EXPERTS];
     session.upload(0, &problems[0])?;
@@ -135,22 +146,8 @@ fn rounds_in_turn(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]
     Ok(true)
 }
 
-/// Rounds of calls with graphs between them, each of a dispatch and its end without a combine.
-fn given_up(suite: &mut Suite<'_>, tokens: usize, split: bool) -> Result<Outcome> {
-    let problems: Vec<_> = (0..ROUNDS)
-        .map(|seed| problem(suite, tokens, seed))
-        .collect();
-    let settings = Settings {
-        split,
-        ..Settings::of(suite.config(&problems), &problems)
-    };
-    let had_graphs = suite.with_session(&settings, 1, |suite, session| {
-        rounds_between(suite, session, &problems)
-    })?;
-    Ok(outcome(had_graphs))
-}
-
-/// Returns whether there were graphs.
+/// Makes rounds of calls, with graphs between them of a dispatch and its end without a combine. Returns
+/// whether there were graphs.
 fn rounds_between(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) -> Result<bool> {
     let scale = [1.5; EXPERTS];
     session.upload(0, &problems[0])?;
