@@ -3,7 +3,7 @@
 use std::env::temp_dir;
 use std::fs;
 
-use ferry_layout::{CombineWith, Steps};
+use ferry_layout::{CombineWith, DispatchCountsArgs, GiveUpArgs, Steps};
 
 use super::*;
 
@@ -117,7 +117,17 @@ fn kernels_with_another_epilogue_are_no_kernels_with_options_and_none_for_rows()
 fn only_kernels_for_rows_may_lack_the_local_ones() {
     let bytes = size_of::<CombineWith<ferry_own_epilogue::LimitedWithOffsets>>();
     let with_steps = format!("_param_0[{}]", size_of::<CombineWith<Steps>>());
-    let whole = OTHERS.replace(&format!("_param_0[{bytes}]"), &with_steps);
+    let mut whole = OTHERS.replace(&format!("_param_0[{bytes}]"), &with_steps);
+    // Kernels that those with options lack.
+    for (kernel, bytes) in [
+        ("ferry_give_up", size_of::<GiveUpArgs>()),
+        ("ferry_dispatch_counts", size_of::<DispatchCountsArgs>()),
+    ] {
+        for name in [kernel.to_owned(), format!("{kernel}_shmem")] {
+            let parameter = format!(".param .align 8 .b8 {name}_param_0[{bytes}]");
+            whole += &format!(".visible .entry {name}(\n{parameter}\n)\n{{\nret;\n}}\n");
+        }
+    }
     let without = whole.replace(" ferry_combine_local(", " other(");
     let taken = WITH_OPTIONS.map(|(_, files)| {
         [&whole, &without].map(|text| {

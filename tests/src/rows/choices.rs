@@ -52,6 +52,12 @@ const NEEDS: [[Name; 2]; 6] = [
     [("tokens", "many"), ("row", "short")],
 ];
 
+/// Values that exclude each other, in the order of their choices.
+const EXCLUDED: [[Name; 2]; 2] = [
+    [("nodes", "two ranks each"), ("ranks", "2")],
+    [("calls", "fused"), ("counts", "on the host, too")],
+];
+
 /// A choice and a value, by index.
 type Value = (usize, usize);
 /// The same by name.
@@ -75,7 +81,7 @@ fn exclude_each_other(pair: [Value; 2]) -> bool {
     is_missed(one, other)
         || is_missed(other, one)
         || needed_by(one).any(other_needs)
-        || (one, other) == (("nodes", "two ranks each"), ("ranks", "2"))
+        || EXCLUDED.contains(&[one, other])
 }
 
 /// The value of each choice, by index.
