@@ -32,6 +32,7 @@ mod combines;
 mod command;
 mod encode;
 mod error;
+mod lane;
 mod lent;
 mod memory;
 mod network;

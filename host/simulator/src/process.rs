@@ -12,10 +12,10 @@ use std::{iter, process, thread};
 
 use crate::args::Args;
 use crate::error::SimulatorError;
+use crate::lane::{MOST_BYTES, receive, refused, send, word};
 use crate::options::Options;
 use crate::remote::{
-    MOST_BYTES, MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, hello, operation,
-    receive, refused, send, word,
+    MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, hello, operation,
 };
 use crate::simulator::Simulator;
 
@@ -137,13 +137,9 @@ fn listen<'a>(path: &'a Path, options: &Options) -> Result<(UnixListener, Socket
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 fs::remove_file(path).map_err(text)?;
             }
-            Ok(mut other) => {
+            Ok(other) => {
                 // Without an answer it has ended, or goes on without this job's ranks.
-                let _ = send(
-                    &mut other,
-                    &[operation::HELLO, VERSION],
-                    &hello(0, options, 0),
-                );
+                let _ = send(&other, &[operation::HELLO, VERSION], &hello(0, options, 0));
                 return Err(in_use.into());
             }
             Err(_) => return Err(in_use.into()),
@@ -203,7 +199,7 @@ impl Host {
             Ok(rank) => rank,
             Err(error) => {
                 let reason = error.to_string();
-                let _ = send(&mut stream, &[1], reason.as_bytes());
+                let _ = send(&stream, &[1], reason.as_bytes());
                 if error.kind() == ErrorKind::InvalidData {
                     *self.sent_away() = Some(reason);
                 }
@@ -211,12 +207,12 @@ impl Host {
             }
         };
         let _ = stream.set_read_timeout(None);
-        let mut sent = send(&mut stream, &[0], &[]);
+        let mut sent = send(&stream, &[0], &[]);
         while sent.is_ok() {
             sent = receive(&mut stream, MOST_BYTES).and_then(|(words, payload)| {
                 match self.obey(rank as u32, words, &payload) {
-                    Ok(answer) => send(&mut stream, &[0], &answer),
-                    Err(error) => send(&mut stream, &[1], error.to_string().as_bytes()),
+                    Ok(answer) => send(&stream, &[0], &answer),
+                    Err(error) => send(&stream, &[1], error.to_string().as_bytes()),
                 }
             });
         }
