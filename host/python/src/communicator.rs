@@ -97,7 +97,13 @@ impl Communicator {
         self.call(py, |communicator| Ok(communicator.max_sms()))
     }
 
-    fn limit_sms(&self, py: Python<'_>, max_sms: Option<u32>) -> PyResult<()> {
+    fn limit_sms(&self, py: Python<'_>, max_sms: &Bound<'_, PyAny>) -> PyResult<()> {
+        let max_sms: Option<u32> = max_sms.extract().map_err(|_| {
+            let text = format!(
+                "max_sms is {max_sms:?}, but it is a number of multiprocessors from 1 to 2**32 - 1, or None"
+            );
+            errors::raise("ArgumentError", text)
+        })?;
         self.call(py, |communicator| communicator.limit_sms(max_sms))
     }
 
