@@ -44,6 +44,7 @@ mod scheduler;
 mod shared;
 mod silu;
 mod simulator;
+mod socket;
 mod stacks;
 mod store_buffer;
 mod warp;
