@@ -30,8 +30,8 @@ pub(crate) fn is_within_wait() -> bool {
     IS_ASKING.get()
 }
 
-/// Whether a handler raised, also one whose exception nobody has taken yet. For threads that called [`detach`]: others, which may wait while the interpreter
-/// ends, never ask it.
+/// Whether a handler raised, even if its exception was not taken yet. For threads that called [`detach`]:
+/// others, which may wait while the interpreter ends, never ask it.
 pub(crate) fn is_interrupted() -> bool {
     if IS_MAIN.get() != Some(true) {
         return false;

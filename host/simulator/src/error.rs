@@ -123,10 +123,10 @@ pub enum SimulatorError {
     #[error("simulator: the wait was interrupted")]
     Interrupted,
     /// Another call of this rank still waits: one during whose wait
-    /// [`Options::interrupted`](crate::Options::interrupted) was asked, or an interrupted one that other ranks
-    /// have not answered yet. Nothing was done.
+    /// [`Options::interrupted`](crate::Options::interrupted) is asked, or an interrupted one that is not
+    /// answered yet. Nothing was done.
     #[error(
-        "simulator: another call of this rank, or one that was interrupted, still waits for other ranks"
+        "simulator: another call of this rank, perhaps interrupted, still waits for other ranks"
     )]
     Busy,
     /// The kernel and its arguments do not match.

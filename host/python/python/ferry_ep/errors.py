@@ -99,8 +99,8 @@ class ThreadError(OrderError):
 class BusyError(FerryError):
     """A call of a communicator while another thread is in one.
 
-    In a simulated group also a call of a signal's handler that needs what its thread waits in, and one behind a
-    call that a signal ended and that other ranks have not answered yet.
+    In a simulated group also a call of a signal's handler that needs the group that its thread waits for, and
+    one behind a call that a signal ended and that other ranks have not answered yet.
     """
 
 
