@@ -50,7 +50,7 @@ impl Communicator {
     /// Makes the communicators of this process's ranks.
     #[staticmethod]
     fn _create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
-        let (group, checked) = (group.open()?, plan.get().plan);
+        let (group, checked) = (group.open_outside_waits()?, plan.get().plan);
         let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
         let layout = checked.output_layout(Capacity::max(&checked));
@@ -97,7 +97,13 @@ impl Communicator {
         self.call(py, |communicator| Ok(communicator.max_sms()))
     }
 
-    fn limit_sms(&self, py: Python<'_>, max_sms: Option<u32>) -> PyResult<()> {
+    fn limit_sms(&self, py: Python<'_>, max_sms: &Bound<'_, PyAny>) -> PyResult<()> {
+        let max_sms: Option<u32> = max_sms.extract().map_err(|_| {
+            let text = format!(
+                "max_sms is {max_sms:?}, but it is a number of multiprocessors from 1 to 2**32 - 1, or None"
+            );
+            errors::raise("ArgumentError", text)
+        })?;
         self.call(py, |communicator| communicator.limit_sms(max_sms))
     }
 
@@ -253,7 +259,9 @@ impl Communicator {
     fn _drop(&self, py: Python<'_>) -> PyResult<()> {
         let communicator = self.lock()?.take();
         py.detach(|| drop(communicator));
-        self.note_closed(true)
+        self.note_closed(true)?;
+        // A drop tells no errors, not even that it was interrupted.
+        interrupt::take().map_or(Ok(()), Err)
     }
 
     fn _assume_no_foreign_graphs(&self, py: Python<'_>) -> PyResult<()> {

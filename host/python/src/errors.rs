@@ -149,6 +149,7 @@ fn class_of(error: &Error) -> Name {
         | Error::ForeignGraphs { .. }
         | Error::CommunicatorsOpen { .. } => "InUseError",
         Error::GroupClosed => "ClosedError",
+        Error::Simulator(SimulatorError::Busy) => "BusyError",
         Error::Simulator(_) => "SimulatorError",
         _ => "FerryError",
     }

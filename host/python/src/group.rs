@@ -197,7 +197,7 @@ impl Group {
     /// Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
     /// communicators: nothing was done then.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let group = self.open()?;
+        let group = self.open_outside_waits()?;
         interrupt::detach(py, || group.close())?.map_err(errors::from)
     }
 
@@ -243,6 +243,17 @@ impl Group {
     pub(crate) fn open(&self) -> PyResult<ferry::Group> {
         let group = self.slot()?.clone();
         group.ok_or_else(|| errors::raise("ClosedError", "the group was left with an exception"))
+    }
+
+    /// The group, for a call that takes its locks. `BusyError` in the handler of a signal that runs within a
+    /// wait of this thread.
+    pub(crate) fn open_outside_waits(&self) -> PyResult<ferry::Group> {
+        if interrupt::is_within_wait() {
+            let text = "a signal's handler, which runs within a wait of this thread, neither closes a group \
+                        nor makes communicators";
+            return Err(errors::raise("BusyError", text));
+        }
+        self.open()
     }
 
     fn slot(&self) -> PyResult<MutexGuard<'_, Option<ferry::Group>>> {

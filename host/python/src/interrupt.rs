@@ -13,8 +13,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 thread_local! {
     /// Whether this is Python's main thread, which alone runs handlers; `None` if not known yet.
     static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
-    /// Exception of the handler that ended this thread's wait.
+    /// Exception of the handler that ended this thread's wait, until it is taken.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// Whether handlers run within a wait of this thread.
+    static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `wait` without the interpreter's lock. Waits of simulated groups ask [`is_interrupted`] meanwhile.
@@ -23,15 +25,27 @@ pub(crate) fn detach<R: Send>(py: Python<'_>, wait: impl FnOnce() -> R + Send) -
     Ok(py.detach(wait))
 }
 
-/// Whether a handler raised. For threads that called [`detach`]: others, which may wait while the interpreter
-/// ends, never ask it.
+/// Whether this is a handler that runs within a wait of this thread, which may hold locks of the group.
+pub(crate) fn is_within_wait() -> bool {
+    IS_ASKING.get()
+}
+
+/// Whether a handler raised, even if its exception was not taken yet. For threads that called [`detach`]:
+/// others, which may wait while the interpreter ends, never ask it.
 pub(crate) fn is_interrupted() -> bool {
     if IS_MAIN.get() != Some(true) {
         return false;
     }
+    if RAISED.with_borrow(Option::is_some) {
+        return true;
+    }
+    let was_asking = IS_ASKING.replace(true);
     let raised = Python::attach(|py| py.check_signals().err());
+    IS_ASKING.set(was_asking);
     let is_raised = raised.is_some();
-    RAISED.set(raised);
+    if is_raised {
+        RAISED.set(raised);
+    }
     is_raised
 }
 

@@ -100,7 +100,7 @@ impl Reader {
         device: i32,
     ) -> PyResult<Given> {
         let (name, wanted) = argument;
-        if !value.is_instance(self.class.bind(value.py()))? {
+        if !is_really(value, self.class.bind(value.py())) {
             let given = value.get_type().name()?.to_string();
             return Err(errors::tensor(
                 name,
@@ -141,16 +141,42 @@ impl Reader {
             let at = |index: usize| unsafe { at.add(index).read() as usize };
             std::array::from_fn(|index| if index < rank { at(index) } else { 0 })
         };
+        let dims = sizes(read.shape);
+        // Without strides the tensor has no gaps (dlpack.h).
+        let strides = if read.strides.is_null() {
+            without_gaps(dims, rank)
+        } else {
+            sizes(read.strides)
+        };
         Ok(Given {
             name,
             wanted,
             address: read.data.addr() as u64 + read.byte_offset,
             data_type,
-            dims: sizes(read.shape),
-            strides: sizes(read.strides),
+            dims,
+            strides,
             rank,
         })
     }
+}
+
+/// Whether `value` has the structure of `class`. Unlike `isinstance` this asks no Python, such as the value's
+/// `__class__`.
+fn is_really(value: &Bound<'_, PyAny>, class: &Bound<'_, PyType>) -> bool {
+    let (given, class) = (value.get_type_ptr(), class.as_type_ptr());
+    // SAFETY: both are live types, and the interpreter's lock is held.
+    unsafe { pyo3::ffi::PyType_IsSubtype(given, class) != 0 }
+}
+
+/// Strides in elements of a tensor of the first `rank` of `dims` without gaps.
+fn without_gaps(dims: [usize; MOST_DIMENSIONS], rank: usize) -> [usize; MOST_DIMENSIONS] {
+    let mut strides = [0; MOST_DIMENSIONS];
+    let mut next = 1_usize;
+    for at in (0..rank).rev() {
+        strides[at] = next;
+        next = next.saturating_mul(dims[at]);
+    }
+    strides
 }
 
 /// A tensor of a library, for the argument `name`.

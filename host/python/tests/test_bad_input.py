@@ -134,6 +134,10 @@ def test_multiprocessors_of_later_calls():
         for refused in (0, 5):
             with pytest.raises(ferry.ArgumentError, match=f"max_sms is {refused}, but"):
                 ranks[0].limit_sms(refused)
+        for refused in (-1, 2**32, "3", 1.5):
+            with pytest.raises(ferry.ArgumentError, match=f"max_sms is {refused!r}, but"):
+                ranks[0].limit_sms(refused)
+        assert ranks[0].max_sms == 3
         ranks[0].limit_sms(None)
         assert ranks[0].max_sms == 4
     config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=2)

@@ -361,3 +361,51 @@ def test_requests_are_bounded(path):
     assert ask(1, 64)[:1] == b"\0"
     # The connection ends, and nothing was allocated for the payload.
     assert ask(3, 0, length=2**60) == b""
+
+
+LATE = """
+import os, signal, sys, time
+import ferry_ep as ferry
+group = ferry.Group.simulated_at(sys.argv[1], int(sys.argv[2]), 2, timeout=10)
+config = ferry.Config(experts=4, top_k=2, hidden=64, max_tokens_per_rank=5, deadline=5)
+plan = ferry.Plan(group, config)
+first = ferry.Communicator(group, plan)
+memory = first.empty((4,), "f32")
+if first.rank == 1:
+    sys.stdin.read()
+    os._exit(0)
+def within(*_):
+    for call in (memory.numpy, first.check, group.close, lambda: ferry.Communicator(group, plan)):
+        try:
+            call()
+        except ferry.BusyError:
+            print("busy")
+    raise KeyboardInterrupt("ours")
+signal.signal(signal.SIGALRM, within)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+begin = time.monotonic()
+try:
+    with group, first:
+        try:
+            ferry.Communicator(group, plan)
+        finally:
+            try:
+                first.check()
+            except ferry.BusyError:
+                print("owed")
+except KeyboardInterrupt as error:
+    print(error, time.monotonic() - begin < 2)
+"""
+
+
+def test_a_handler_within_a_wait_and_calls_after_it_do_not_wait(path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    commands = [[sys.executable, "-c", LATE, str(path), str(rank)] for rank in range(2)]
+    started = [subprocess.Popen(command, **pipes, text=True, env=ENVIRONMENT) for command in commands]
+    try:
+        out, _ = started[0].communicate(timeout=20)
+        assert out.split("\n") == ["busy"] * 4 + ["owed", "ours True", ""]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

@@ -122,6 +122,13 @@ pub enum SimulatorError {
     /// A wait that [`Options::interrupted`](crate::Options::interrupted) ended. Work goes on.
     #[error("simulator: the wait was interrupted")]
     Interrupted,
+    /// Another call of this rank still waits: one during whose wait
+    /// [`Options::interrupted`](crate::Options::interrupted) is asked, or an interrupted one that is not
+    /// answered yet. Nothing was done.
+    #[error(
+        "simulator: another call of this rank, perhaps interrupted, still waits for other ranks"
+    )]
+    Busy,
     /// The kernel and its arguments do not match.
     #[error("simulator: {kernel} was given the arguments of another kernel")]
     WrongArguments {

@@ -1,23 +1,20 @@
 //! A machine whose ranks are processes: in that of rank 0 are the machine, and a thread for each connection.
 
-use std::fs::{self, DirBuilder, Permissions};
 use std::io::{Error, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{iter, process, thread};
+use std::{iter, thread};
 
 use crate::args::Args;
 use crate::error::SimulatorError;
+use crate::lane::{MOST_BYTES, receive, refused, send, word};
 use crate::options::Options;
-use crate::remote::{
-    MOST_BYTES, MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, hello, operation,
-    receive, refused, send, word,
-};
+use crate::remote::{MOST_OF_HELLO, MOST_OF_KEY, MOST_OF_PATH, PAUSE, Remote, VERSION, operation};
 use crate::simulator::Simulator;
+use crate::socket::{Socket, listen};
 
 /// Longest wait for a newcomer's hello.
 const HELLO: Duration = Duration::from_secs(2);
@@ -87,18 +84,8 @@ impl Simulator {
     }
 }
 
-/// The file of a socket, which is removed at the end.
-struct Socket<'a>(&'a Path);
-
-impl Drop for Socket<'_> {
-    fn drop(&mut self) {
-        // Fails only if somebody else removed it.
-        let _ = fs::remove_file(self.0);
-    }
-}
-
 /// Makes the socket and the machine, and serves until all connections have ended.
-fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket<'_>, SimulatorError> {
+fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket, SimulatorError> {
     let (listener, socket) = listen(path, &options)
         .map_err(|reason| refused(format!("cannot listen at {}: {reason}", path.display())))?;
     let host = Arc::new(Host {
@@ -122,58 +109,6 @@ fn start(path: &Path, options: Options, timeout: Duration) -> Result<Socket<'_>,
         }
     });
     Ok(socket)
-}
-
-/// Listens at `path`, for this user alone from the first moment on. Only a socket at which nobody listens is
-/// replaced. An error is its reason.
-fn listen<'a>(path: &'a Path, options: &Options) -> Result<(UnixListener, Socket<'a>), String> {
-    let text = |error: Error| error.to_string();
-    let in_use = "it is in use by another job; give each a path of its own";
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err("there is a file, which is no socket".into());
-        }
-        Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(text)?;
-            }
-            Ok(mut other) => {
-                // Without an answer it has ended, or goes on without this job's ranks.
-                let _ = send(
-                    &mut other,
-                    &[operation::HELLO, VERSION],
-                    &hello(0, options, 0),
-                );
-                return Err(in_use.into());
-            }
-            Err(_) => return Err(in_use.into()),
-        },
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error.to_string()),
-    }
-    let mut folder = path.as_os_str().to_owned();
-    folder.push(format!(".{}", process::id()));
-    DirBuilder::new()
-        .mode(0o700)
-        .create(&folder)
-        .map_err(|error| match error.kind() {
-            ErrorKind::NotFound => String::from("its folder does not exist"),
-            _ => error.to_string(),
-        })?;
-    let inside = Path::new(&folder).join("s");
-    let made = UnixListener::bind(&inside).and_then(|listener| {
-        fs::set_permissions(&inside, Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
-        // Unlike a rename, this replaces nothing.
-        fs::hard_link(&inside, path)?;
-        Ok(listener)
-    });
-    fs::remove_dir_all(folder).map_err(text)?;
-    match made {
-        Ok(listener) => Ok((listener, Socket(path))),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(in_use.into()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 impl Host {
@@ -203,7 +138,7 @@ impl Host {
             Ok(rank) => rank,
             Err(error) => {
                 let reason = error.to_string();
-                let _ = send(&mut stream, &[1], reason.as_bytes());
+                let _ = send(&stream, &[1], reason.as_bytes());
                 if error.kind() == ErrorKind::InvalidData {
                     *self.sent_away() = Some(reason);
                 }
@@ -211,12 +146,12 @@ impl Host {
             }
         };
         let _ = stream.set_read_timeout(None);
-        let mut sent = send(&mut stream, &[0], &[]);
+        let mut sent = send(&stream, &[0], &[]);
         while sent.is_ok() {
             sent = receive(&mut stream, MOST_BYTES).and_then(|(words, payload)| {
                 match self.obey(rank as u32, words, &payload) {
-                    Ok(answer) => send(&mut stream, &[0], &answer),
-                    Err(error) => send(&mut stream, &[1], error.to_string().as_bytes()),
+                    Ok(answer) => send(&stream, &[0], &answer),
+                    Err(error) => send(&stream, &[1], error.to_string().as_bytes()),
                 }
             });
         }

@@ -477,7 +477,7 @@ impl Communicator {
         let Some(shared) = &self.memory.page else {
             return Ok(None);
         };
-        let page = shared.read();
+        let page = shared.read()?;
         match page.fault() {
             None if page.has_news() => Err(Error::FaultPageDamaged {
                 rank: self.rank(),

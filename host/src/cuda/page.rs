@@ -83,8 +83,8 @@ unsafe impl SharedPage for PinnedPage {
         self.address
     }
 
-    fn read(&self) -> FaultPage {
-        fault_page::read(self.words())
+    fn read(&self) -> Result<FaultPage, Error> {
+        Ok(fault_page::read(self.words()))
     }
 
     fn counts(&self, words: &mut [u64]) -> Result<(), Error> {

@@ -315,7 +315,10 @@ pub unsafe trait SharedPage: Send + Sync {
     /// Address of the page on the device.
     fn address(&self) -> u64;
     /// Returns the current contents: one record, or two numbers that differ while one is being written.
-    fn read(&self) -> FaultPage;
+    ///
+    /// # Errors
+    /// The device's, if the page cannot be read now: a fault is found by the next call.
+    fn read(&self) -> Result<FaultPage, Error>;
     /// Copies the first words after the page, as many as there are, all at most: the first one first, and
     /// then the others as they were when the device stored that one, or later.
     ///

@@ -176,6 +176,8 @@ impl Group {
     /// communicators and the group begin and end.
     ///
     /// Rank 0 replaces no file but a socket at which nobody listens, and removes its own before this returns.
+    /// While it makes and removes the socket it holds a lock of the path, an empty file `<path>.lock`, which
+    /// goes with it.
     /// Give each job a path of its own, or a [`key`](SimulatorOptions::key): ranks with another one are sent
     /// away. Two ranks 0 at a path while ranks meet are an error on all ranks there.
     ///

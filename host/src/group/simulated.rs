@@ -235,16 +235,11 @@ unsafe impl SharedPage for SimulatedPage {
         self.address.address()
     }
 
-    fn read(&self) -> FaultPage {
+    fn read(&self) -> Result<FaultPage, Error> {
         let mut page = FaultPage::zeroed();
-        // Fails only if the simulation has ended; the next call returns that error.
-        if let Err(error) = self
-            .simulator
-            .read(self.address.address(), bytes_of_mut(&mut page))
-        {
-            tracing::warn!(%error, "cannot read a fault page");
-        }
-        page
+        let at = self.address.address();
+        self.simulator.read(at, bytes_of_mut(&mut page))?;
+        Ok(page)
     }
 
     fn counts(&self, words: &mut [u64]) -> Result<(), Error> {

@@ -166,8 +166,8 @@ unsafe impl SharedPage for NotedPage {
     fn address(&self) -> u64 {
         64
     }
-    fn read(&self) -> FaultPage {
-        *self.0.page.lock().unwrap()
+    fn read(&self) -> Result<FaultPage, Error> {
+        Ok(*self.0.page.lock().unwrap())
     }
     fn counts(&self, words: &mut [u64]) -> Result<(), Error> {
         let counts = self.0.counts.lock().unwrap();

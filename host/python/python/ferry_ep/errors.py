@@ -97,7 +97,11 @@ class ThreadError(OrderError):
 
 
 class BusyError(FerryError):
-    """A call of a communicator while another thread is in one."""
+    """A call of a communicator while another thread is in one.
+
+    In a simulated group also a call of a signal's handler that needs the group that its thread waits for, and
+    one behind a call that a signal ended and that other ranks have not answered yet.
+    """
 
 
 class ClosedError(FerryError):
