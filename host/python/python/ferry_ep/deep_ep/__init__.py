@@ -1,0 +1,12 @@
+"""The interface of DeepEP's ``Buffer`` (version 1, normal mode) over Ferry. Importing this imports torch.
+
+``from ferry_ep.deep_ep import Buffer, Config, EventOverlap`` stands for ``from deep_ep import ..``: names,
+arguments and results are DeepEP's, the rounds are Ferry's. Written for DeepEP's ``Buffer`` as it was read in
+version 2.1.0, where it is called legacy. Ranks are the GPUs of one node.
+"""
+
+from .buffer import Buffer
+from .events import EventHandle, EventOverlap
+from .tuning import Config, topk_idx_t
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]

@@ -1,0 +1,316 @@
+"""``Buffer`` of DeepEP, version 1, normal mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import config as plans
+from .._ferry import Group, Plan
+from ..bootstraps import torch_bootstrap
+from ..communicator import Communicator
+from ..errors import ArgumentError, ClosedError
+from ..tensors import refuse
+from .absent import Absent, refuse_absent, require_present
+from .checks import require_bias, require_config, require_layout, require_rows, require_tensor, require_topk
+from .events import EventHandle, EventOverlap
+from .rounds import Routing
+from .runtime import Order, Received, Runtime, layout_of
+from .settings import Settings, say_once
+from .tuning import Config, topk_idx_t
+
+__all__ = ["Buffer"]
+
+
+class Buffer(Absent):
+    """Dispatch and combine between the ranks of ``group``, as DeepEP's ``Buffer`` in normal mode.
+
+    A dispatch and its combine are one round of Ferry. Communicators are made when they are first needed, for
+    each number of experts, top-k slots and hidden size: then a call is collective and synchronizes. All ranks
+    make the same calls in the same order.
+
+    Two rounds may be open at a time; the second takes a window of its own. A dispatch beyond that gives the
+    oldest round up. A combine whose handle is not that of an open round makes its dispatch again, which is
+    right, but takes as long as a dispatch, and is said once by ``warnings``. With ``FERRY_DEEP_EP_STRICT=1``
+    both raise :class:`ferry_ep.OrderError` instead, before anything is sent.
+
+    On GPUs calls work on a stream of the buffer. On the CPU, in a simulated group, they wait for their peers,
+    and events order nothing.
+    """
+
+    num_sms: ClassVar[int] = 20
+    """Multiprocessors of the configurations that :meth:`get_dispatch_config` and
+    :meth:`get_combine_config` return."""
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        connect: Callable[[plans.Config, Any], Communicator] | None = None,
+    ) -> None:
+        """Makes the buffer of this rank. Collective. Synchronizes.
+
+        ``group``: a process group of torch, Gloo or NCCL, a process for each GPU of one node.
+        ``num_nvl_bytes``: most bytes of a round's receive window, from which the most tokens of a rank
+        follow, unless ``FERRY_DEEP_EP_MAX_TOKENS`` is set. ``connect`` makes this rank's communicator from a
+        configuration and ``group``, for groups of your own: simulated ones, or several ranks in a process. It
+        is called for each communicator, on all ranks in the same order; :meth:`destroy` closes what it made.
+
+        ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode`` and ``allow_mnnvl`` have no effect. Raises
+        ``NotImplementedError`` for ``num_rdma_bytes``, ``low_latency_mode``, ``enable_shrink`` and ``comm``,
+        :class:`ferry_ep.ArgumentError`, and the exceptions of :class:`ferry_ep.Group`.
+        """
+        require_present(num_rdma_bytes, low_latency_mode, enable_shrink, comm)
+        if group is None:
+            raise ArgumentError("group is None, but it is a process group")
+        if num_nvl_bytes < 0:
+            raise ArgumentError(f"num_nvl_bytes is {num_nvl_bytes}, but it is at least 0")
+        if allow_mnnvl:
+            say_once("ferry_ep.deep_ep: allow_mnnvl has no effect, as ranks are of one node")
+        self._settings = Settings.read()
+        if self._settings.is_exact:
+            raise ArgumentError(
+                "FERRY_DEEP_EP_EXACT is 1, but in normal mode engines sum before combine, so that bits "
+                "depend on the number of ranks: unset it"
+            )
+        self.group = group
+        self.rank: int = group.rank()
+        self.group_size: int = group.size()
+        self.num_nvl_bytes = num_nvl_bytes
+        self.num_rdma_bytes = num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        #: What calls work with; ``None`` after :meth:`destroy`.
+        self.runtime: Runtime | None = self._begin(connect)
+
+    def _begin(self, connect: Callable[[plans.Config, Any], Communicator] | None) -> Runtime:
+        own = None
+        if connect is None:
+            device = torch.cuda.current_device()
+            over = torch_bootstrap(self.group)
+            own = Group.node(over, device, share_gpus=self._settings.shares_gpus)
+
+        def make(config: plans.Config) -> Communicator:
+            if own is not None:
+                return Communicator(own, Plan(own, config))
+            assert connect is not None
+            return connect(config, self.group)
+
+        return Runtime(self.rank, self.group_size, self.num_nvl_bytes, self._settings, make, own)
+
+    def destroy(self) -> None:
+        """Gives up open rounds, and closes all communicators, and the group if it is the buffer's.
+        Collective. Synchronizes. A second call does nothing.
+
+        Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, and
+        :class:`ferry_ep.InUseError` while graphs have its calls.
+        """
+        if not self.explicitly_destroy:
+            raise ArgumentError("explicitly_destroy is False, but destroy needs a Buffer made with True")
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Returns ``False``: FP8 rows are not taken."""
+        return False
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Sets the multiprocessors of default configurations, for all buffers.
+
+        Raises :class:`ferry_ep.ArgumentError` for an odd number.
+        """
+        if new_num_sms < 0 or new_num_sms % 2:
+            raise ArgumentError(f"new_num_sms is {new_num_sms}, but it is even and at least 0")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """Returns an event on torch's current stream. Does not synchronize."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """Returns the configuration of dispatches, the same for any number of ranks."""
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """Returns the configuration of combines, the same for any number of ranks."""
+        return Config(Buffer.num_sms)
+
+    def get_comm_stream(self) -> Any:
+        """Returns the stream of the buffer's work. Raises ``NotImplementedError`` without CUDA."""
+        if not torch.cuda.is_available():
+            refuse_absent("get_comm_stream without CUDA", "calls on the CPU wait, and order nothing")
+        return self._live().stream(torch.device("cuda", torch.cuda.current_device()))
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, None, Tensor, Tensor, EventOverlap]:
+        """Counts what a dispatch of ``topk_idx`` sends. Not collective; does not synchronize.
+
+        ``topk_idx``: int64 ``[tokens, top_k]``, -1 for none. Returns ``num_tokens_per_rank`` int32
+        ``[ranks]``, ``None`` (no ranks of other nodes), ``num_tokens_per_expert`` int32 ``[num_experts]``,
+        ``is_token_in_rank`` bool ``[tokens, ranks]``, and the event. Raises :class:`ferry_ep.TensorError`,
+        :class:`ferry_ep.ArgumentError`.
+        """
+        require_tensor("topk_idx", topk_idx, topk_idx_t, (None, None))
+        if num_experts <= 0 or num_experts % self.group_size:
+            raise ArgumentError(
+                f"num_experts is {num_experts}, but it is a multiple of {self.group_size} ranks"
+            )
+        order = Order(previous_event, async_finish, allocate_on_comm_stream)
+        with self._live().ordered(topk_idx, order) as ordered:
+            ordered.reads(topk_idx)
+            per_rank, per_expert, is_in_rank = layout_of(topk_idx, num_experts, self.group_size)
+            ordered.returns(per_rank, per_expert, is_in_rank)
+        return per_rank, None, per_expert, is_in_rank, ordered.event
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: tuple[Any, ...] | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
+        """Sends tokens to the ranks of their experts, and receives those of this rank's. Collective. Waits on
+        the host for the number of rows, except with ``handle`` or ``num_worst_tokens``.
+
+        ``x``: bfloat16 ``[tokens, hidden]``. With ``handle``, of an earlier dispatch, rows go where its rows
+        went. Else ``num_tokens_per_rank``, ``is_token_in_rank`` and ``num_tokens_per_expert`` are those of
+        :meth:`get_dispatch_layout`; with ``topk_idx``, int64 ``[tokens, top_k]``, and ``topk_weights``,
+        float32, rows go to the experts' ranks, and the former are checked for type and shape alone; without,
+        by ``is_token_in_rank``. ``expert_alignment``: numbers of the list are rounded up to a multiple of it.
+        ``num_worst_tokens``: rows of the results, if the host shall not wait, as in a graph.
+
+        Returns the rows, by source rank, then token; local expert ids, -1 in other ranks' slots, and weights,
+        0 there, or ``None`` without ``topk_idx``; the list of assignments to each local expert, empty with
+        ``num_worst_tokens``; the handle; and the event. With ``handle`` only rows and event, else ``None``.
+        With ``num_worst_tokens`` rows behind the last one are not written, and their ids are -1.
+
+        The handle is a tuple of six: its first element, int32 ``[ranks, ranks]``, has in the column of this
+        rank the end of each source's rows, and -1 in all others; the fourth the token of each row on its
+        source; the fifth ``is_token_in_rank``; the others are the buffer's.
+
+        Raises ``NotImplementedError`` for quantized rows, :class:`ferry_ep.TensorError`,
+        :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`, and as
+        :meth:`ferry_ep.Communicator.dispatch`.
+        """
+        runtime = self._live()
+        require_rows("x", x)
+        num_sms = require_config(config, Buffer.get_dispatch_config(self.group_size))
+        if expert_alignment < 1:
+            raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
+        if num_worst_tokens < 0:
+            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but it is at least 0")
+        if num_tokens_per_rdma_rank is not None:
+            refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
+        order = Order(previous_event, async_finish, allocate_on_comm_stream)
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
+            routing = _routing(handle)
+            require_rows("x", x, (len(routing.ids), None))
+            rows, event = runtime.send_again(x, routing, num_sms=num_sms, order=order)
+            return rows, None, None, None, None, event
+        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        experts = require_layout(*layout, x.shape[0], self.group_size)
+        has_topk = topk_idx is not None or topk_weights is not None
+        if num_worst_tokens and not has_topk:
+            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
+        if not has_topk:
+            received = runtime.send_by_rank(x, *layout[1:], num_sms=num_sms, order=order)
+        else:
+            topk = require_topk(topk_idx, topk_weights, x.shape[0])
+            worst = num_worst_tokens or None
+            received = runtime.send(
+                x, topk, experts, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
+            )
+        return _aligned(received, expert_alignment)
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: tuple[Any, ...],
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Sends rows back, and sums those of each token, without weights. Collective. Does not synchronize.
+
+        ``x``: bfloat16 ``[rows, hidden]``, in the order of the dispatch of ``handle``. ``topk_weights``:
+        float32 ``[rows, top_k]``, which return, too. ``bias``: one or two bfloat16 ``[tokens, hidden]``, with
+        which sums begin.
+
+        Returns the sums, bfloat16 ``[tokens, hidden]``: in f32 from the bias on, by rank, rounded once; the
+        weights, float32 ``[tokens, top_k]``, or ``None``; and the event. Each slot's weight is that from the
+        rank of its expert, 0 if it is not routed, where DeepEP adds the values of all ranks: the same if they
+        are 0 in other ranks' slots, as they arrive.
+
+        Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`,
+        and as :meth:`ferry_ep.Communicator.combine`.
+        """
+        runtime = self._live()
+        routing = _routing(handle)
+        require_rows("x", x, (routing.rows, None))
+        num_sms = require_config(config, Buffer.get_combine_config(self.group_size))
+        tokens, top_k = routing.ids.shape
+        if topk_weights is not None:
+            if not routing.has_topk:
+                raise ArgumentError("topk_weights is given, but the dispatch of handle had no topk_idx")
+            require_tensor("topk_weights", topk_weights, torch.float32, (routing.rows, top_k))
+        begins = require_bias(bias, tokens, x.shape[1])
+        order = Order(previous_event, async_finish, allocate_on_comm_stream)
+        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, order=order)
+
+    def _live(self) -> Runtime:
+        """Returns the runtime. Raises :class:`ferry_ep.ClosedError` after :meth:`destroy`."""
+        if self.runtime is None:
+            raise ClosedError("the buffer was destroyed")
+        return self.runtime
+
+
+def _routing(handle: Any) -> Routing:
+    """Returns what a handle has for the buffer."""
+    if not isinstance(handle, tuple) or len(handle) != 6 or not isinstance(handle[5], Routing):
+        raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
+    return handle[5]
+
+
+def _aligned(received: Received, alignment: int) -> Any:
+    """Rounds the numbers of each expert up."""
+    return received._replace(counts=[-(-count // alignment) * alignment for count in received.counts])

@@ -1,0 +1,99 @@
+"""Checks of arguments before anything is sent. What DeepEP asserts is an exception with argument and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..tensors import refuse
+from .settings import say_once
+from .tuning import Config, topk_idx_t
+
+__all__ = [
+    "require_bias",
+    "require_config",
+    "require_layout",
+    "require_rows",
+    "require_tensor",
+    "require_topk",
+]
+
+
+def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """Raises :class:`ferry_ep.TensorError` unless it is a tensor of this type without gaps; ``None`` in
+    ``shape`` is any size.
+    """
+    named = ", ".join("any" if size is None else str(size) for size in shape)
+    wanted = f"a tensor of {dtype} without gaps, shape [{named}]"
+    if not isinstance(value, Tensor):
+        raise refuse(name, wanted, "none" if value is None else type(value).__name__)
+    sizes = tuple(value.shape)
+    fits = len(sizes) == len(shape) and all(
+        size in (None, given) for size, given in zip(shape, sizes, strict=True)
+    )
+    if value.dtype != dtype or not fits:
+        raise refuse(name, wanted, f"{value.dtype}, shape {list(sizes)}")
+    if not value.is_contiguous():
+        raise refuse(name, wanted, f"strides {list(value.stride())}")
+
+
+def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> None:
+    """Checks rows that travel: BF16 ``[tokens, hidden]``."""
+    if isinstance(x, tuple):
+        raise NotImplementedError(
+            f"{name} is a tuple of quantized rows and scales, but Ferry carries bfloat16 rows here: give "
+            f"these, and quantize what arrives"
+        )
+    require_tensor(name, x, torch.bfloat16, shape)
+    if x.shape[1] % 8:
+        raise refuse(name, "rows of a multiple of 16 bytes", f"hidden size {x.shape[1]}")
+
+
+def require_topk(topk_idx: Any, topk_weights: Any, tokens: int) -> tuple[Tensor, Tensor]:
+    """Checks ids and weights of a dispatch, which come together, and returns them."""
+    require_tensor("topk_idx", topk_idx, topk_idx_t, (tokens, None))
+    require_tensor("topk_weights", topk_weights, torch.float32, (tokens, topk_idx.shape[1]))
+    return topk_idx, topk_weights
+
+
+def require_layout(
+    num_tokens_per_rank: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, tokens: int, ranks: int
+) -> int:
+    """Checks the results of ``get_dispatch_layout``, and returns the number of experts."""
+    require_tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,))
+    require_tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
+    require_tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,))
+    experts = int(num_tokens_per_expert.shape[0])
+    if experts == 0 or experts % ranks:
+        raise refuse("num_tokens_per_expert", f"a multiple of {ranks} ranks", f"{experts} experts")
+    return experts
+
+
+def require_bias(bias: Any, tokens: int, hidden: int) -> tuple[Tensor, ...]:
+    """Checks the tensors with which sums begin, and returns them."""
+    if bias is None:
+        return ()
+    given = bias if isinstance(bias, tuple) else (bias,)
+    if isinstance(bias, tuple) and len(bias) != 2:
+        raise ArgumentError(f"bias has {len(bias)} tensors, but it is a tensor or a tuple of two")
+    for index, each in enumerate(given):
+        name = f"bias[{index}]" if isinstance(bias, tuple) else "bias"
+        require_tensor(name, each, torch.bfloat16, (tokens, hidden))
+    return given
+
+
+def require_config(config: Config | None, default: Config) -> int:
+    """Returns the multiprocessors of a call, 0 for all. Says once that chunks are ignored."""
+    if config is None:
+        config = default
+    else:
+        say_once(
+            "ferry_ep.deep_ep: chunk sizes of Config are tuning of DeepEP's kernels and have no effect here; "
+            "num_sms has"
+        )
+    if config.num_sms % 2:
+        raise ArgumentError(f"config.num_sms is {config.num_sms}, but it is even")
+    return config.num_sms

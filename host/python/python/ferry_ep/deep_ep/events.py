@@ -1,0 +1,151 @@
+"""Events and the order of streams, with DeepEP's meaning. On the CPU they order nothing: calls wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["EventHandle", "EventOverlap", "Ordered"]
+
+
+class EventHandle:
+    """An event of CUDA on a stream, by default on torch's current one; none before torch uses CUDA."""
+
+    def __init__(self, stream: Any = None) -> None:
+        """Records the event. Does not synchronize."""
+        self._event: Any = None
+        if torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream() if stream is None else stream)
+
+    def current_stream_wait(self) -> None:
+        """Lets torch's current stream wait for the event. Does not synchronize."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+
+class EventOverlap:
+    """An event, or none, and tensors that live as long. As a context manager it lets the current stream wait
+    at the end of the block.
+    """
+
+    def __init__(
+        self, event: EventHandle | None = None, extra_tensors: tuple[Tensor | None, ...] | None = None
+    ) -> None:
+        """Takes the event: ``None`` if there is nothing to wait for."""
+        self.event = event
+        self.extra_tensors = extra_tensors
+
+    def current_stream_wait(self) -> None:
+        """Lets torch's current stream wait for the event. Does not synchronize.
+
+        Raises :class:`ferry_ep.ArgumentError` without an event, as a call without ``async_finish`` returns.
+        """
+        if self.event is None:
+            raise ArgumentError("event is None: the call that returned it was made without async_finish")
+        self.event.current_stream_wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.event is not None:
+            self.event.current_stream_wait()
+
+
+class Ordered:
+    """Work of one call on the buffer's stream: after ``previous_event``, or what is on the current stream;
+    and before what follows on the current stream, unless ``async_finish``.
+
+    Tensors made in the block belong to the buffer's stream, and are safe on both.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        previous_event: EventOverlap | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> None:
+        """``comm`` is the buffer's stream, ``None`` on the CPU. Raises :class:`ferry_ep.ArgumentError` as
+        DeepEP asserts.
+        """
+        given = getattr(previous_event, "event", None)
+        if allocate_on_comm_stream and (given is None or not async_finish):
+            raise ArgumentError(
+                f"allocate_on_comm_stream is True, but previous_event is {previous_event} and async_finish "
+                f"is {async_finish}: it needs an event, and async_finish"
+            )
+        self._comm, self._previous, self._is_async = comm, given, async_finish
+        self._current: Any = None
+        self._context: Any = None
+        self._tensors: list[Tensor] = []
+        #: What the call returns, once the block was left.
+        self.event = EventOverlap()
+
+    def __enter__(self) -> Self:
+        if self._comm is None:
+            return self
+        self._current = torch.cuda.current_stream(self._comm.device)
+        event = None if self._previous is None else self._previous._event
+        if event is None:
+            self._comm.wait_stream(self._current)
+        else:
+            self._comm.wait_event(event)
+        self._context = torch.cuda.stream(self._comm)
+        self._context.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._comm is None:
+            if self._is_async:
+                self.event = EventOverlap(EventHandle())
+            return
+        self._context.__exit__(kind, error, traceback)
+        if kind is not None or not self._is_async:
+            self._current.wait_stream(self._comm)
+            return
+        # In a capture the allocator cannot be told; what the graph's work uses is kept instead.
+        kept = tuple(self._tensors) if torch.cuda.is_current_stream_capturing() else None
+        self.event = EventOverlap(EventHandle(self._comm), kept)
+
+    def reads(self, *tensors: Tensor | None) -> None:
+        """Notes tensors of the caller that the work reads."""
+        if self._is_async:
+            # Else the current stream waits for the work, and frees nothing earlier.
+            self._record(self._comm, tensors)
+
+    def returns(self, *tensors: Tensor | None) -> None:
+        """Notes tensors that were made in the block, and that the caller gets."""
+        self._record(self._current, tensors)
+
+    def _record(self, stream: Any, tensors: tuple[Tensor | None, ...]) -> None:
+        if stream is None:
+            return
+        is_captured = torch.cuda.is_current_stream_capturing()
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if is_captured:
+                self._tensors.append(tensor)
+            else:
+                tensor.record_stream(stream)

@@ -1,0 +1,211 @@
+"""Rounds of one plan in the order in which DeepEP's calls come: opened, combined, given up, repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..communicator import Communicator
+from ..errors import OrderError
+from ..outputs import DispatchOutput, ReceivedCounts
+from .settings import say_once
+
+__all__ = ["Lane", "Routing"]
+
+#: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
+MOST_OPEN = 2
+
+
+@dataclass(eq=False)
+class Routing:
+    """What a handle keeps of its dispatch: enough to make the round once more."""
+
+    experts: int
+    """Experts of the plan: of all ranks, or one for each rank if the caller gave no ids."""
+    has_topk: bool
+    """Whether the caller gave ids."""
+    ids: Tensor
+    """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
+    rows: int
+    """Rows of the outputs."""
+    weights: Tensor
+    """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
+
+
+class _Round:
+    """A communicator, and the routing of its open round."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.routing: Routing | None = None
+        #: Most multiprocessors of a call, ``None`` for all.
+        self.most_sms = communicator.max_sms
+        if communicator.device.startswith("cuda:"):
+            properties = torch.cuda.get_device_properties(communicator.device)
+            self.most_sms = self.most_sms or properties.multi_processor_count
+
+    def limit(self, num_sms: int) -> None:
+        """Sets the multiprocessors of the next calls, 0 for all."""
+        limit: int | None = num_sms or None
+        if limit is not None and self.most_sms is not None:
+            limit = min(limit, self.most_sms)
+        self.communicator.limit_sms(limit)
+
+
+class Lane:
+    """All rounds of one plan. Its calls are collective, and all ranks make the same ones in the same order,
+    so that they choose the same communicators.
+    """
+
+    def __init__(self, connect: Callable[[], Communicator], *, is_strict: bool) -> None:
+        self._connect = connect
+        self._is_strict = is_strict
+        #: All rounds, in the order in which they were made.
+        self._all: list[_Round] = []
+        #: Open rounds, the oldest first.
+        self._open: list[_Round] = []
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Communicators that were made so far."""
+        return [each.communicator for each in self._all]
+
+    def dispatch(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor | None,
+        *,
+        experts: int,
+        rows: int | None,
+        num_sms: int,
+        again: Routing | None = None,
+    ) -> tuple[DispatchOutput, ReceivedCounts | None, Routing]:
+        """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
+        many as come, and it waits for that number. ``again``: the routing of a handle, whose ids these are.
+        """
+        opened = self._acquire(again)
+        communicator = opened.communicator
+        counts = None
+        try:
+            opened.limit(num_sms)
+            if rows is not None:
+                out = communicator.dispatch(x, ids, weights, out=self._outputs(communicator, x, ids, rows))
+            else:
+                communicator.dispatch_async(x, ids, weights)
+                communicator.dispatch_counts()
+                while counts is None:
+                    counts = communicator.received()
+                out = self._outputs(communicator, x, ids, counts.rows)
+                communicator.dispatch_wait(out=out)
+        except BaseException:
+            self._put_back(opened, None)
+            raise
+        routing = (
+            Routing(experts, weights is not None, ids.clone(), out.rows, out.weights)
+            if again is None
+            else again
+        )
+        self._put_back(opened, routing)
+        return out, counts, routing
+
+    def combine(
+        self,
+        rows: Tensor,
+        routing: Routing,
+        weights: Tensor | None,
+        *,
+        bias: tuple[Tensor, ...],
+        num_sms: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Ends the round of ``routing``; repeats its dispatch first if it is not open any more."""
+        opened = self._find(routing)
+        if opened is None:
+            self._repeat(routing, rows.shape[1], num_sms)
+            opened = self._find(routing)
+            assert opened is not None
+        self._open.remove(opened)
+        try:
+            opened.limit(num_sms)
+            sums, returned = opened.communicator.combine(
+                rows,
+                initial=bias or None,
+                received_weights=routing.weights if weights is None else weights,
+            )
+        except BaseException:
+            self._put_back(opened, routing)
+            raise
+        opened.routing = None
+        return sums, None if weights is None else returned
+
+    def give_up(self) -> None:
+        """Gives up all open rounds. Collective."""
+        for each in self._open:
+            each.communicator.give_up()
+            each.routing = None
+        self._open.clear()
+
+    def _find(self, routing: Routing) -> _Round | None:
+        """Returns the newest open round of a routing."""
+        return next((each for each in reversed(self._open) if each.routing is routing), None)
+
+    def _make(self) -> _Round:
+        made = _Round(self._connect())
+        self._all.append(made)
+        return made
+
+    def _acquire(self, again: Routing | None) -> _Round:
+        """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up. One
+        that is open for the same routing serves first, as the new one brings the same rows.
+        """
+        same = None if again is None or self._is_strict else self._find(again)
+        if same is not None:
+            return self._give_up(same)
+        for each in self._all:
+            # A call that failed on its way left a half: the communicator says why.
+            if each.communicator.round != "dispatched":
+                return each
+        if len(self._all) < MOST_OPEN:
+            return self._make()
+        if self._is_strict:
+            raise OrderError(
+                f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
+                "dispatch, which would give up the oldest"
+            )
+        return self._give_up(self._open[0])
+
+    def _give_up(self, opened: _Round) -> _Round:
+        opened.communicator.give_up()
+        opened.routing = None
+        self._open.remove(opened)
+        return opened
+
+    def _put_back(self, opened: _Round, routing: Routing | None) -> None:
+        """Notes the state of a round after a call of it."""
+        opened.routing = routing
+        if opened.communicator.round == "dispatched":
+            self._open.append(opened)
+
+    def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
+        """Opens a round of ``routing`` with rows of any values."""
+        if self._is_strict:
+            raise OrderError(
+                "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
+                "once, and before its round was given up"
+            )
+        say_once(
+            "ferry_ep.deep_ep: a combine had a handle whose round is not open (combined before, or given up "
+            "by later dispatches): its dispatch is made again, which is right, but takes its time"
+        )
+        x = torch.empty(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
+        options = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
+        self.dispatch(x, routing.ids, None, again=routing, **options)
+
+    @staticmethod
+    def _outputs(communicator: Communicator, like: Tensor, ids: Tensor, rows: int) -> Any:
+        """Allocates outputs for ids of the type of ``ids``."""
+        return communicator.outputs(like, rows, id_type="i64" if ids.dtype == torch.int64 else "i32")

@@ -1,0 +1,262 @@
+"""What a buffer has made: its lanes, its stream, and its group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import config as plans
+from .._ferry import Group
+from ..communicator import Communicator
+from ..errors import ArgumentError, FaultError, PoisonedError
+from ..outputs import DispatchOutput
+from .events import EventOverlap, Ordered
+from .rounds import Lane, Routing
+from .settings import Settings
+from .tuning import max_tokens, plan_of
+
+__all__ = ["Handle", "Order", "Received", "Runtime", "layout_of"]
+
+
+class Handle(NamedTuple):
+    """What a dispatch returns for its combine, and for dispatches to the same ranks."""
+
+    rank_prefix_matrix: Tensor
+    """int32 ``[ranks, ranks]``: the column of this rank has the end of each source's rows, all others -1."""
+    channel_prefix_matrix: None
+    """DeepEP's alone."""
+    recv_channel_prefix_matrix: None
+    """DeepEP's alone."""
+    recv_src_idx: Tensor
+    """int32 ``[rows]``: token of each row on its source, -1 in rows without a token."""
+    is_token_in_rank: Tensor
+    """bool ``[tokens, ranks]``, as it was given."""
+    routing: Routing
+    """The buffer's own."""
+
+
+class Order(NamedTuple):
+    """Arguments of a call that order streams."""
+
+    previous_event: EventOverlap | None
+    async_finish: bool
+    allocate_on_comm_stream: bool
+
+
+class Received(NamedTuple):
+    """Results of a dispatch."""
+
+    rows: Tensor
+    ids: Tensor | None
+    weights: Tensor | None
+    counts: list[int]
+    handle: Handle
+    event: EventOverlap
+
+
+class Runtime:
+    """Rounds of a buffer's calls, whose arguments were checked."""
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        num_nvl_bytes: int,
+        settings: Settings,
+        connect: Callable[[plans.Config], Communicator],
+        own: Group | None,
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._num_nvl_bytes = num_nvl_bytes
+        self._settings = settings
+        self._connect = connect
+        #: The group, if it is this object's to close.
+        self._own = own
+        #: Lanes by their plans.
+        self._lanes: dict[plans.Config, Lane] = {}
+        self._stream: Any = None
+
+    def close(self) -> None:
+        """Gives up open rounds, and closes everything. Collective. Synchronizes."""
+        for lane in self._lanes.values():
+            # A communicator that gave up waits for nobody.
+            with suppress(FaultError, PoisonedError):
+                lane.give_up()
+            for communicator in lane.communicators:
+                communicator.close()
+        if self._own is not None:
+            self._own.close()
+
+    def stream(self, device: torch.device) -> Any:
+        """Returns the stream of the work, ``None`` on the CPU."""
+        if device.type != "cuda":
+            return None
+        if self._stream is None:
+            # Before work that waits in other streams of the GPU, as DeepEP's is.
+            self._stream = torch.cuda.Stream(device, priority=-1)
+        return self._stream
+
+    def ordered(self, like: Tensor, order: Order) -> Ordered:
+        """Returns the block of a call's work."""
+        return Ordered(self.stream(like.device), *order)
+
+    def lane(self, experts: int, top_k: int, hidden: int, tokens: int) -> Lane:
+        """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
+
+        Raises :class:`ferry_ep.ArgumentError` if they are too many.
+        """
+        config = plan_of(experts, top_k, hidden, 1, self._settings.deadline)
+        most = max_tokens(self._num_nvl_bytes, self.ranks, config, self._settings)
+        if tokens > most:
+            by = f"num_nvl_bytes, {self._num_nvl_bytes}, is"
+            by = by if self._settings.max_tokens is None else "FERRY_DEEP_EP_MAX_TOKENS is"
+            raise ArgumentError(
+                f"x has {tokens} tokens, but {by} room for {most} of each rank: give Buffer more "
+                "num_nvl_bytes, or set FERRY_DEEP_EP_MAX_TOKENS on all ranks"
+            )
+        return self._lane_of(plan_of(experts, top_k, hidden, most, self._settings.deadline))
+
+    def _lane_of(self, config: plans.Config) -> Lane:
+        lane = self._lanes.get(config)
+        if lane is None:
+            lane = Lane(lambda: self._made(config), is_strict=self._settings.is_strict)
+            self._lanes[config] = lane
+        return lane
+
+    def _made(self, config: plans.Config) -> Communicator:
+        """Makes a communicator, and checks that it is the one that is meant. Collective."""
+        made = self._connect(config)
+        wanted = (self.rank, self.ranks, config.max_tokens_per_rank, config.hidden)
+        plan = made.plan
+        given = (made.rank, plan.ranks, plan.config.max_tokens_per_rank, plan.config.hidden)
+        if given != wanted:
+            names = "rank, ranks, max_tokens_per_rank and hidden"
+            raise ArgumentError(f"{names} of connect's communicator are {given}, not {wanted}")
+        return made
+
+    def send(
+        self,
+        x: Tensor,
+        topk: tuple[Tensor, Tensor],
+        experts: int,
+        is_token_in_rank: Tensor,
+        *,
+        worst: int | None,
+        num_sms: int,
+        order: Order,
+    ) -> Received:
+        """Makes a dispatch to the ranks of the ``experts`` that ``topk``, ids and weights, names."""
+        ids, weights = topk
+        lane = self.lane(experts, ids.shape[1], x.shape[1], x.shape[0])
+        with self.ordered(x, order) as ordered:
+            ordered.reads(x, ids, weights)
+            out, counts, routing = lane.dispatch(
+                x, ids, weights, experts=experts, rows=worst, num_sms=num_sms
+            )
+            handle = self._handle(out, is_token_in_rank, routing)
+            ordered.returns(out.tokens, out.ids, out.weights, *handle[:1], out.src_info)
+        listed = [] if counts is None else counts.expert_counts
+        return Received(out.tokens, out.ids, out.weights, listed, handle, ordered.event)
+
+    def send_by_rank(
+        self,
+        x: Tensor,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor,
+        *,
+        num_sms: int,
+        order: Order,
+    ) -> Received:
+        """Makes a dispatch to the ranks that ``is_token_in_rank`` has: one expert and one slot for each."""
+        ranks = self.ranks
+        lane = self.lane(ranks, ranks, x.shape[1], x.shape[0])
+        with self.ordered(x, order) as ordered:
+            ordered.reads(x, is_token_in_rank, num_tokens_per_expert)
+            listed = self._exchange(num_tokens_per_expert, num_sms)
+            numbers = torch.arange(ranks, dtype=torch.int32, device=x.device)
+            ids = torch.where(is_token_in_rank, numbers, -1)
+            out, _, routing = lane.dispatch(x, ids, None, experts=ranks, rows=None, num_sms=num_sms)
+            handle = self._handle(out, is_token_in_rank, routing)
+            ordered.returns(out.tokens, *handle[:1], out.src_info)
+        return Received(out.tokens, None, None, listed, handle, ordered.event)
+
+    def send_again(
+        self, x: Tensor, routing: Routing, *, num_sms: int, order: Order
+    ) -> tuple[Tensor, EventOverlap]:
+        """Makes a dispatch to the ranks of an earlier one."""
+        lane = self.lane(routing.experts, routing.ids.shape[1], x.shape[1], x.shape[0])
+        with self.ordered(x, order) as ordered:
+            ordered.reads(x)
+            out, _, _ = lane.dispatch(
+                x,
+                routing.ids,
+                None,
+                experts=routing.experts,
+                rows=routing.rows,
+                num_sms=num_sms,
+                again=routing,
+            )
+            ordered.returns(out.tokens)
+        return out.tokens, ordered.event
+
+    def combine(
+        self,
+        rows: Tensor,
+        routing: Routing,
+        weights: Tensor | None,
+        *,
+        bias: tuple[Tensor, ...],
+        num_sms: int,
+        order: Order,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Sums the rows of each token of ``routing`` at its source."""
+        lane = self.lane(routing.experts, routing.ids.shape[1], rows.shape[1], routing.ids.shape[0])
+        with self.ordered(rows, order) as ordered:
+            ordered.reads(rows, weights, *bias)
+            sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms)
+            ordered.returns(sums, returned)
+        return sums, returned, ordered.event
+
+    def _handle(self, out: DispatchOutput, is_token_in_rank: Tensor, routing: Routing) -> Handle:
+        ends = torch.full((self.ranks, self.ranks), -1, dtype=torch.int32, device=out.source_counts.device)
+        ends[:, self.rank] = torch.cumsum(out.source_counts, 0)
+        return Handle(ends, None, None, out.src_info[:, 1], is_token_in_rank, routing)
+
+    def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int) -> list[int]:
+        """Returns the sum over all ranks of the numbers for this rank's experts. Collective; waits for it.
+
+        A round of its own carries them, a token for each rank: two BF16 elements are an int32, bit for bit.
+        """
+        ranks = self.ranks
+        sent = num_tokens_per_expert.view(ranks, -1)
+        local = sent.shape[1]
+        rows = sent.new_zeros(ranks, -(-local // 4) * 4)
+        rows[:, :local] = sent
+        lane = self._lane_of(plan_of(ranks, 1, 2 * rows.shape[1], ranks, self._settings.deadline))
+        ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
+        out, _, _ = lane.dispatch(
+            rows.view(torch.bfloat16), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
+        )
+        lane.give_up()
+        numbers: list[int] = out.tokens.view(torch.int32)[:, :local].sum(0).tolist()
+        return numbers
+
+
+def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the tokens that go to each rank, the assignments to each expert, both int32, and whether each
+    token goes to each rank.
+    """
+    tokens = topk_idx.shape[0]
+    is_none = (topk_idx < 0) | (topk_idx >= experts)
+    expert = topk_idx.masked_fill(is_none, experts)
+    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=topk_idx.device)
+    flat = expert.flatten()
+    per_expert.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    is_in_rank = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=topk_idx.device)
+    is_in_rank.scatter_(1, expert // (experts // ranks), True)
+    is_in_rank = is_in_rank[:, :ranks].contiguous()
+    return is_in_rank.sum(0, dtype=torch.int32), per_expert[:experts], is_in_rank

@@ -1,0 +1,84 @@
+"""Settings from the environment, and remarks that are made once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+
+__all__ = ["Settings", "say_once"]
+
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a buffer, the same on all ranks."""
+
+    max_tokens: int | None
+    """``FERRY_DEEP_EP_MAX_TOKENS``: most tokens that one rank brings to a dispatch; ``None``: as many as the
+    buffer's bytes are room for."""
+    deadline: float
+    """``FERRY_DEEP_EP_DEADLINE``: longest wait for a peer in seconds. 100 unless set, as in DeepEP
+    (``LEGACY_NUM_CPU_TIMEOUT_SECS``)."""
+    is_strict: bool
+    """``FERRY_DEEP_EP_STRICT``: whether calls raise that would give up a round or repeat a dispatch."""
+    is_exact: bool
+    """``FERRY_DEEP_EP_EXACT``: whether sums have the same bits for any number of ranks, which normal mode
+    cannot have."""
+    shares_gpus: bool
+    """``FERRY_DEEP_EP_SHARE_GPUS``: whether ranks may share a GPU, to develop and test."""
+
+    @staticmethod
+    def read() -> Settings:
+        """Reads the environment. Raises :class:`ferry_ep.ArgumentError` for a value that is not one."""
+        tokens = _number("FERRY_DEEP_EP_MAX_TOKENS", "")
+        return Settings(
+            max_tokens=None if tokens is None else int(tokens),
+            deadline=_number("FERRY_DEEP_EP_DEADLINE", "100") or 100.0,
+            is_strict=_flag("FERRY_DEEP_EP_STRICT"),
+            is_exact=_flag("FERRY_DEEP_EP_EXACT"),
+            shares_gpus=_flag("FERRY_DEEP_EP_SHARE_GPUS"),
+        )
+
+
+def say_once(text: str) -> None:
+    """Warns, if the process has not said this before."""
+    with _lock:
+        if text in _said:
+            return
+        _said.add(text)
+    warnings.warn(text, stacklevel=2 + _depth())
+
+
+def _depth() -> int:
+    """Returns the number of callers of :func:`say_once` in this package: the warning names what called it."""
+    package, depth, frame = __name__.rpartition(".")[0], 0, sys._getframe(2)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(package):
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "0")
+    if value not in ("0", "1", ""):
+        raise ArgumentError(f"{name} is {value!r}, but it is 0 or 1")
+    return value == "1"
+
+
+def _number(name: str, default: str) -> float | None:
+    value = os.environ.get(name) or default
+    if not value:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not number > 0 or (name.endswith("TOKENS") and number != int(number)):
+        raise ArgumentError(f"{name} is {value!r}, but it is a number above 0")
+    return number
