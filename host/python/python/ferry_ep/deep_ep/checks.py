@@ -1,4 +1,4 @@
-"""Checks of arguments before anything is sent. What DeepEP asserts is an exception with argument and value."""
+"""Checks of arguments, before anything is sent. Where DeepEP asserts, these raise, with argument and value."""
 
 from __future__ import annotations
 

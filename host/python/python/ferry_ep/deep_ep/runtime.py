@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
-from ..errors import ArgumentError, FaultError, PoisonedError
+from ..errors import ArgumentError, FaultError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput
 from .events import EventOverlap, Ordered
 from .rounds import Lane, Routing
@@ -83,10 +83,13 @@ class Runtime:
     def close(self) -> None:
         """Gives up open rounds, and closes everything. Collective. Synchronizes."""
         for lane in self._lanes.values():
-            # A communicator that gave up waits for nobody.
-            with suppress(FaultError, PoisonedError):
+            # A communicator that gave up waits for nobody, and is closed as it is.
+            with suppress(FaultError, PeerGaveUp, PoisonedError):
                 lane.give_up()
             for communicator in lane.communicators:
+                with suppress(FaultError, PeerGaveUp, PoisonedError):
+                    # The kernel that gives a round up may be at work, in a simulated group also during close.
+                    communicator.synchronize(self._stream)
                 communicator.close()
         if self._own is not None:
             self._own.close()

@@ -47,8 +47,8 @@ def bench_kineto(
     if int(os.environ.get("EP_USE_NVIDIA_TOOLS", "0")):
         return 1 if isinstance(kernel_names, str) else (1,) * len(kernel_names)
     raise NotImplementedError(
-        f"bench_kineto of {kernel_names}: Ferry's kernels have other names; set EP_USE_NVIDIA_TOOLS=1, or use "
-        "bench, which times whole calls"
+        f"bench_kineto of {kernel_names}: Ferry's kernels have other names; set EP_USE_NVIDIA_TOOLS=1, or "
+        "use bench, which times whole calls"
     )
 
 

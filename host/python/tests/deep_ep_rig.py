@@ -1,0 +1,183 @@
+"""Ranks with a buffer of ``ferry_ep.deep_ep`` each, and their results in plain torch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import ferry_ep as ferry
+import torch
+from conftest import in_threads
+from ferry_ep.deep_ep import Buffer
+
+#: Bytes of a buffer: windows of some hundred tokens of the tests' sizes.
+BYTES = 1 << 20
+
+
+class Member:
+    """A process group with no processes: one rank of a thread."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._ranks
+
+
+class World:
+    """A group whose ranks are threads, simulated or sharing a GPU: the first that comes makes all
+    communicators of a call.
+    """
+
+    def __init__(self, ranks: int, gpu: int | None = None) -> None:
+        self.ranks, self.gpu = ranks, gpu
+        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
+        if gpu is None:
+            self.group = ferry.Group.simulated(ranks, seed=5, patience=20)
+        else:
+            self.group = ferry.Group.local([gpu] * ranks, share_gpus=True)
+        self.lock = threading.Lock()
+        #: Communicators by configuration and number of the call.
+        self.made: dict = {}
+        self.asked = [{} for _ in range(ranks)]
+
+    def connect(self, config, member):
+        rank = member.rank()
+        with self.lock:
+            number = self.asked[rank].get(config, 0)
+            self.asked[rank][config] = number + 1
+            if (config, number) not in self.made:
+                self.made[config, number] = ferry.Communicators(self.group, ferry.Plan(self.group, config))
+            return self.made[config, number][rank]
+
+    def buffer(self, rank: int, num_nvl_bytes: int = BYTES, **options) -> Buffer:
+        options = {"explicitly_destroy": True} | options
+        return Buffer(Member(rank, self.ranks), num_nvl_bytes, connect=self.connect, **options)
+
+    def run(self, work) -> list:
+        """Runs ``work(rank)`` on all ranks, on a GPU on a stream of each. Returns the results."""
+
+        def on_stream(rank):
+            with contextlib.ExitStack() as stack:
+                if self.gpu is not None:
+                    torch.cuda.set_device(self.gpu)
+                    stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+                try:
+                    return work(rank)
+                except BaseException:
+                    # The others wait for this rank.
+                    for ranks in list(self.made.values()):
+                        ranks[rank]._native._drop()
+                    raise
+
+        return in_threads(on_stream, self.ranks)
+
+    @property
+    def communicators(self) -> int:
+        """Communicators of a rank that were made so far."""
+        return len(self.made)
+
+
+class Tokens:
+    """Tokens of all ranks with their ids and weights, and what DeepEP's calls return for them."""
+
+    def __init__(self, seed, world, counts, *, experts=None, top_k=2, hidden=64, holes=0.2):
+        random = torch.Generator().manual_seed(seed)
+        self.ranks, self.device = world.ranks, world.device
+        self.experts = 4 * self.ranks if experts is None else experts
+        self.local, self.top_k = self.experts // self.ranks, top_k
+        self.x, self.ids, self.weights = [], [], []
+        for tokens in counts:
+            scores = torch.rand(tokens, self.experts, generator=random)
+            weights, ids = scores.topk(top_k, dim=1)
+            ids[torch.rand(ids.shape, generator=random) < holes] = -1
+            self.x.append(torch.randn(tokens, hidden, generator=random).bfloat16())
+            self.ids.append(ids)
+            self.weights.append(weights)
+
+    def given(self, rank):
+        """Returns copies of a rank's tokens, ids and weights on its device."""
+        return tuple(each[rank].clone().to(self.device) for each in (self.x, self.ids, self.weights))
+
+    def is_here(self, source, rank):
+        """Returns which slots of a source's tokens name experts of a rank."""
+        return (self.ids[source] >= 0) & (self.ids[source] // self.local == rank)
+
+    def layout(self, rank):
+        """Returns tokens for each rank, assignments to each expert, and whether a token goes to a rank."""
+        of = torch.stack([self.is_here(rank, to).any(1) for to in range(self.ranks)], dim=1)
+        per_expert = [int((self.ids[rank] == expert).sum()) for expert in range(self.experts)]
+        return of.sum(0).int(), torch.tensor(per_expert, dtype=torch.int32), of
+
+    def received(self, rank):
+        """Returns what a dispatch leaves on a rank: sources, tokens, rows, local ids, weights, counts."""
+        found = {"source": [], "token": [], "ids": [], "weights": [], "x": []}
+        for source in range(self.ranks):
+            is_here = self.is_here(source, rank)
+            for token in is_here.any(1).nonzero().flatten().tolist():
+                found["source"].append(source)
+                found["token"].append(token)
+                here = is_here[token]
+                found["ids"].append(torch.where(here, self.ids[source][token] - rank * self.local, -1))
+                found["weights"].append(torch.where(here, self.weights[source][token], 0))
+                found["x"].append(self.x[source][token])
+        hidden = self.x[0].shape[1]
+        rows = len(found["token"])
+        ids = torch.stack(found["ids"]) if rows else torch.empty(0, self.top_k, dtype=torch.int64)
+        return {
+            "source": torch.tensor(found["source"], dtype=torch.int64),
+            "token": torch.tensor(found["token"], dtype=torch.int32),
+            "x": torch.stack(found["x"]) if rows else torch.empty(0, hidden, dtype=torch.bfloat16),
+            "ids": ids,
+            "weights": torch.stack(found["weights"]) if rows else torch.empty(0, self.top_k),
+            "counts": [int((ids == expert).sum()) for expert in range(self.local)],
+        }
+
+    def answers(self, rank, rows):
+        """Returns the rows that a rank's experts make of those that it received: others on each rank."""
+        return (rows.float() * (1 + rank / 4)).bfloat16()
+
+    def sums(self, rank, bias=(), x=None):
+        """Returns the sums of a combine of :meth:`answers`, bit for bit: f32, by rank, rounded once."""
+        x = self.x[rank] if x is None else x
+        total = torch.zeros(x.shape)
+        for each in bias:
+            total = total + each.float()
+        for to in range(self.ranks):
+            is_sent = self.is_here(rank, to).any(1, keepdim=True)
+            total = torch.where(is_sent, total + self.answers(to, x).float(), total)
+        return total.bfloat16()
+
+
+def same(given, wanted):
+    """Compares two tensors bit for bit."""
+    given = given.cpu()
+    assert given.dtype == wanted.dtype and given.shape == wanted.shape, (given.shape, wanted.shape)
+    assert torch.equal(given.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+
+
+def check_received(tokens, rank, received, alignment=1):
+    """Compares the results of a dispatch with ids, and returns the handle."""
+    rows, ids, weights, counts, handle, _ = received
+    wanted = tokens.received(rank)
+    same(rows, wanted["x"])
+    same(ids, wanted["ids"])
+    same(weights, wanted["weights"])
+    assert counts == [-(-count // alignment) * alignment for count in wanted["counts"]]
+    check_handle(tokens, rank, handle, wanted)
+    return handle
+
+
+def check_handle(tokens, rank, handle, wanted):
+    """Compares what a handle shows."""
+    prefix = handle[0].cpu()
+    assert prefix.dtype == torch.int32 and prefix.shape == (tokens.ranks, tokens.ranks)
+    ends = [int((wanted["source"] <= source).sum()) for source in range(tokens.ranks)]
+    assert prefix[:, rank].tolist() == ends
+    others = [other for other in range(tokens.ranks) if other != rank]
+    assert (prefix[:, others] == -1).all()
+    same(handle[3], wanted["token"])
+    same(handle[4], tokens.layout(rank)[2])
