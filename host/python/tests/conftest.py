@@ -12,7 +12,9 @@ from oracle import Problem, bits, expert, values
 
 
 def pytest_addoption(parser):
-    parser.addoption("--gpu", type=int, help="CUDA device that all ranks share: test_torch.py alone has it")
+    parser.addoption(
+        "--gpu", type=int, help="CUDA device that all ranks share: test_torch.py and test_deep_ep*.py"
+    )
 
 
 class Bench:
@@ -57,6 +59,22 @@ def bench(request):
             return made
 
         yield make
+
+
+@pytest.fixture
+def world(request):
+    """Makes groups whose ranks have a buffer of ferry_ep.deep_ep each, and ends them."""
+    rig = pytest.importorskip("deep_ep_rig", reason="torch is not installed")
+    gpu = request.config.getoption("--gpu")
+    made = []
+
+    def make(ranks: int = 2, **options):
+        made.append(rig.World(ranks, gpu, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
 
 
 def in_threads(work, count: int) -> list:

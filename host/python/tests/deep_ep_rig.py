@@ -32,11 +32,11 @@ class World:
     communicators of a call.
     """
 
-    def __init__(self, ranks: int, gpu: int | None = None) -> None:
+    def __init__(self, ranks: int, gpu: int | None = None, patience: float = 20) -> None:
         self.ranks, self.gpu = ranks, gpu
         self.device = "cpu" if gpu is None else f"cuda:{gpu}"
         if gpu is None:
-            self.group = ferry.Group.simulated(ranks, seed=5, patience=20)
+            self.group = ferry.Group.simulated(ranks, seed=5, patience=patience)
         else:
             self.group = ferry.Group.local([gpu] * ranks, share_gpus=True)
         self.lock = threading.Lock()
@@ -74,6 +74,12 @@ class World:
                     raise
 
         return in_threads(on_stream, self.ranks)
+
+    def end(self) -> None:
+        """Drops what is left."""
+        for ranks in self.made.values():
+            for rank in ranks:
+                rank._native._drop()
 
     @property
     def communicators(self) -> int:
@@ -154,9 +160,9 @@ class Tokens:
 
 def same(given, wanted):
     """Compares two tensors bit for bit."""
-    given = given.cpu()
+    given, wanted = (each.cpu().clone(memory_format=torch.contiguous_format) for each in (given, wanted))
     assert given.dtype == wanted.dtype and given.shape == wanted.shape, (given.shape, wanted.shape)
-    assert torch.equal(given.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+    assert torch.equal(given.view(torch.uint8), wanted.view(torch.uint8))
 
 
 def check_received(tokens, rank, received, alignment=1):
@@ -181,3 +187,31 @@ def check_handle(tokens, rank, handle, wanted):
     assert (prefix[:, others] == -1).all()
     same(handle[3], wanted["token"])
     same(handle[4], tokens.layout(rank)[2])
+
+
+def dispatch(buffer, x, ids, weights, experts, **options):
+    """A dispatch as engines make it: the layout before."""
+    per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+    return buffer.dispatch(
+        x,
+        topk_idx=ids,
+        topk_weights=weights,
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=is_in_rank,
+        num_tokens_per_expert=per_expert,
+        **options,
+    )
+
+
+def by_rank(buffer, tokens, rank, **options):
+    """A dispatch without ids."""
+    x = tokens.given(rank)[0]
+    per_rank, per_expert, is_in_rank = (each.to(tokens.device) for each in tokens.layout(rank))
+    return buffer.dispatch(
+        x,
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=is_in_rank,
+        num_tokens_per_expert=per_expert,
+        **options,
+    )

@@ -13,52 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
-from deep_ep_rig import Tokens, World, check_handle, check_received, same  # noqa: E402
+from deep_ep_rig import Tokens, by_rank, check_handle, check_received, dispatch, same  # noqa: E402
 from ferry_ep.deep_ep import settings  # noqa: E402
-
-
-@pytest.fixture
-def world(request):
-    """Makes worlds, and ends them."""
-    made = []
-
-    def make(ranks=2):
-        made.append(World(ranks, request.config.getoption("--gpu")))
-        return made[-1]
-
-    yield make
-    for each in made:
-        for ranks in each.made.values():
-            for rank in ranks:
-                rank._native._drop()
-
-
-def dispatch(buffer, x, ids, weights, experts, **options):
-    """A dispatch as engines make it: the layout before."""
-    per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, experts)
-    return buffer.dispatch(
-        x,
-        topk_idx=ids,
-        topk_weights=weights,
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=is_in_rank,
-        num_tokens_per_expert=per_expert,
-        **options,
-    )
-
-
-def by_rank(buffer, tokens, rank, **options):
-    """A dispatch without ids."""
-    x = tokens.given(rank)[0]
-    per_rank, per_expert, is_in_rank = (each.to(tokens.device) for each in tokens.layout(rank))
-    return buffer.dispatch(
-        x,
-        num_tokens_per_rank=per_rank,
-        is_token_in_rank=is_in_rank,
-        num_tokens_per_expert=per_expert,
-        **options,
-    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -110,8 +66,7 @@ def test_weights_return(world):
 
     def run(rank):
         buffer = of.buffer(rank)
-        received = dispatch(buffer, *tokens.given(rank), tokens.experts)
-        rows, ids, weights, _, handle, _ = received
+        rows, _, weights, _, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
         sums, returned, _ = buffer.combine(tokens.answers(rank, rows), handle, topk_weights=weights)
         same(sums, tokens.sums(rank))
         same(returned, torch.where(tokens.ids[rank] >= 0, tokens.weights[rank], 0))

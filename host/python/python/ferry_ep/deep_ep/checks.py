@@ -1,4 +1,4 @@
-"""Checks of arguments, before anything is sent. Where DeepEP asserts, these raise, with argument and value."""
+"""Checks of arguments, before anything is sent. Where DeepEP asserts, these raise, with name and value."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def require_config(config: Config | None, default: Config) -> int:
     """Returns the multiprocessors of a call, 0 for all. Says once that chunks are ignored."""
     if config is None:
         config = default
-    else:
+    elif config.chunks != Config().chunks:
         say_once(
             "ferry_ep.deep_ep: chunk sizes of Config are tuning of DeepEP's kernels and have no effect here; "
             "num_sms has"

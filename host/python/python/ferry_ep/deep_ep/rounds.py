@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,7 @@ class Lane:
         """
         opened = self._acquire(again)
         communicator = opened.communicator
-        counts = None
+        counts: ReceivedCounts | None = None
         try:
             opened.limit(num_sms)
             if rows is not None:
@@ -98,8 +99,8 @@ class Lane:
             else:
                 communicator.dispatch_async(x, ids, weights)
                 communicator.dispatch_counts()
-                while counts is None:
-                    counts = communicator.received()
+                while (counts := communicator.received()) is None:
+                    time.sleep(0)  # other threads of the process go on
                 out = self._outputs(communicator, x, ids, counts.rows)
                 communicator.dispatch_wait(out=out)
         except BaseException:
@@ -142,10 +143,10 @@ class Lane:
         opened.routing = None
         return sums, None if weights is None else returned
 
-    def give_up(self) -> None:
-        """Gives up all open rounds. Collective."""
+    def give_up(self, stream: Any = None) -> None:
+        """Gives up all open rounds, on ``stream``, by default the current one. Collective."""
         for each in self._open:
-            each.communicator.give_up()
+            each.communicator.give_up(stream=stream)
             each.routing = None
         self._open.clear()
 

@@ -85,7 +85,7 @@ class Runtime:
         for lane in self._lanes.values():
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
-                lane.give_up()
+                lane.give_up(self._stream)
             for communicator in lane.communicators:
                 with suppress(FaultError, PeerGaveUp, PoisonedError):
                     # The kernel that gives a round up may be at work, in a simulated group also during close.

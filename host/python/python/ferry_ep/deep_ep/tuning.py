@@ -55,6 +55,12 @@ class Config:
                     f"num_max_{kind}_chunked_recv_tokens, {received}"
                 )
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Tokens of a chunk, which are ignored."""
+        sent = (self.num_max_nvl_chunked_send_tokens, self.num_max_rdma_chunked_send_tokens)
+        return (*sent, self.num_max_nvl_chunked_recv_tokens, self.num_max_rdma_chunked_recv_tokens)
+
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Returns the bytes of a receive window for ``FERRY_DEEP_EP_MAX_TOKENS`` tokens of a rank, 4,096
         unless set, whose BF16 rows have ``hidden_bytes``. Not collective.

@@ -1,0 +1,210 @@
+"""Random sequences of calls of DeepEP's ``Buffer`` over Ferry, beside plain torch.
+
+``python deep_ep_sequences.py --seconds 3600 --log FILE`` runs them for long; the tests run some seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import warnings
+
+import torch
+from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, same
+from ferry_ep.deep_ep import Buffer, Config, EventHandle, EventOverlap
+
+#: Calls of a sequence.
+CALLS = 24
+#: Kinds of calls, as often as they come.
+KINDS = ("topk", "topk", "topk", "worst", "by rank", "again", "again", "combine", "combine", "combine")
+
+
+class Sequence:
+    """Calls that follow from a seed, the same on all ranks, with data of each."""
+
+    def __init__(self, seed: int, gpu: int | None = None) -> None:
+        choose = random.Random(seed)
+        self.seed, self.choose = seed, choose
+        self.world = World(choose.choice([1, 2, 2, 3, 4]), gpu)
+        self.hidden, self.top_k = choose.choice([8, 64, 136]), choose.choice([1, 2, 5])
+        self.experts = self.world.ranks * choose.choice([5, 6, 9])
+        self.calls = [self.call(at) for at in range(CALLS)]
+
+    def call(self, at: int) -> dict:
+        """Draws a call. Those with handles name one of the dispatches before it."""
+        choose = self.choose
+        counts = [choose.choice([0, 1, choose.randrange(12), 12]) for _ in range(self.world.ranks)]
+        tokens = Tokens(
+            1000 * self.seed + at,
+            self.world,
+            counts,
+            experts=self.experts,
+            top_k=self.top_k,
+            hidden=self.hidden,
+            holes=choose.choice([0, 0.3, 1]),
+        )
+        is_async = choose.random() < 0.5
+        return {
+            "kind": choose.choice(KINDS),
+            "tokens": tokens,
+            "handle": choose.random(),
+            "worst": sum(counts) + choose.choice([0, 1, 7]),
+            "alignment": choose.choice([1, 1, 16, 128]),
+            "has_weights": choose.random() < 0.5,
+            "biases": choose.choice([0, 0, 1, 2]),
+            "options": {
+                "async_finish": is_async,
+                "config": choose.choice([None, Config(choose.choice([2, 8]))]),
+            },
+            "event": choose.random() < 0.5,
+            "allocate": choose.random() < 0.5,
+        }
+
+    def run(self) -> None:
+        """Makes all calls on all ranks. Raises for the first wrong result."""
+        self.world.run(lambda rank: self.run_rank(rank))
+        self.world.end()
+
+    def run_rank(self, rank: int) -> None:
+        buffer = self.world.buffer(rank)
+        #: Tokens of each dispatch, its handle, and whether it had ids.
+        sent: list = []
+        for at, call in enumerate(self.calls):
+            kind = call["kind"] if sent else "topk"
+            try:
+                self.make(kind, call, buffer, rank, sent)
+            except Exception as error:
+                raise AssertionError(f"seed {self.seed}, call {at} ({kind}), rank {rank}") from error
+        buffer.destroy()
+
+    def make(self, kind: str, call: dict, buffer: Buffer, rank: int, sent: list) -> None:
+        tokens, options = call["tokens"], dict(call["options"])
+        if call["event"]:
+            options["previous_event"] = EventOverlap(EventHandle())
+            options["allocate_on_comm_stream"] = options["async_finish"] and call["allocate"]
+        if kind in ("topk", "worst", "by rank") and call["worst"] >= (kind == "worst"):
+            sent.append((tokens, *first(kind, call, buffer, rank, options)))
+            return
+        if not sent:
+            return
+        of, handle, has_ids = sent[int(call["handle"] * len(sent))]
+        if kind == "again":
+            again(of, handle, buffer, rank, call, options)
+        else:
+            combine(of, handle, has_ids, buffer, rank, call, options)
+
+
+def first(kind, call, buffer, rank, options):
+    """A dispatch that makes a handle. Returns it, and whether it had ids."""
+    tokens = call["tokens"]
+    if kind == "by rank":
+        received = by_rank(buffer, tokens, rank, expert_alignment=call["alignment"], **options)
+    else:
+        named = (
+            {"expert_alignment": call["alignment"]} if kind == "topk" else {"num_worst_tokens": call["worst"]}
+        )
+        received = dispatch(buffer, *tokens.given(rank), tokens.experts, **named, **options)
+    wait(received[5])
+    if kind == "topk":
+        return check_received(tokens, rank, received, call["alignment"]), True
+    rows, ids, weights, counts, handle, _ = received
+    wanted = tokens.received(rank)
+    n = len(wanted["token"])
+    same(rows[:n], wanted["x"])
+    if kind == "by rank":
+        assert (ids, weights, len(rows)) == (None, None, n)
+        assert counts == [-(-count // call["alignment"]) * call["alignment"] for count in wanted["counts"]]
+        check_handle(tokens, rank, handle, wanted)
+        return handle, False
+    assert counts == [] and len(rows) == call["worst"]
+    same(ids[:n], wanted["ids"])
+    same(weights[:n], wanted["weights"])
+    assert (ids[n:] == -1).all()
+    return handle, True
+
+
+def again(of, handle, buffer, rank, call, options):
+    """A dispatch with a handle, of other rows."""
+    other = others(of, call)
+    rows, *nothing, event = buffer.dispatch(other[rank].to(of.device), handle=handle, **options)
+    wait(event)
+    assert nothing == [None] * 4
+    wanted = of.received(rank)
+    n = len(wanted["token"])
+    assert len(rows) == len(handle[3])
+    pairs = zip(wanted["source"].tolist(), wanted["token"].tolist(), strict=True)
+    expected = [other[source][token] for source, token in pairs]
+    same(rows[:n], torch.stack(expected) if n else wanted["x"])
+
+
+def combine(of, handle, has_ids, buffer, rank, call, options):
+    """A combine of what experts made of other rows than any dispatch brought."""
+    other = others(of, call)
+    wanted = of.received(rank)
+    n = len(wanted["token"])
+    rows = torch.full((len(handle[3]), of.x[rank].shape[1]), float("nan"), dtype=torch.bfloat16)
+    for row, (source, token) in enumerate(
+        zip(wanted["source"].tolist(), wanted["token"].tolist(), strict=True)
+    ):
+        rows[row] = of.answers(rank, other[source][token])
+    weights = None
+    if has_ids and call["has_weights"]:
+        weights = torch.full((len(rows), of.top_k), float("nan"))
+        weights[:n] = 2 * wanted["weights"]
+        weights = weights.to(of.device)
+    bias = tuple(torch.randn(other[rank].shape).bfloat16() for _ in range(call["biases"]))
+    given = tuple(each.to(of.device) for each in bias)
+    given = {0: None, 1: given[:1] and given[0], 2: given}[len(given)]
+    sums, returned, event = buffer.combine(
+        rows.to(of.device), handle, topk_weights=weights, bias=given, **options
+    )
+    wait(event)
+    same(sums, of.sums(rank, bias, other[rank]))
+    if weights is None:
+        assert returned is None
+    else:
+        same(returned, torch.where(of.ids[rank] >= 0, 2 * of.weights[rank], 0))
+
+
+def others(of, call):
+    """Returns other rows for the tokens of a dispatch, which follow from the call."""
+    random = torch.Generator().manual_seed(int(call["handle"] * 2**40))
+    return [torch.randn(x.shape, generator=random).bfloat16() for x in of.x]
+
+
+def wait(event):
+    if event.event is not None:
+        event.current_stream_wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="how long (60)")
+    parser.add_argument("--first", type=int, default=0, help="first seed (0)")
+    parser.add_argument("--gpu", type=int, help="CUDA device that all ranks share, instead of the simulator")
+    parser.add_argument("--log", help="file to which the range of seeds is appended")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", message="ferry_ep.deep_ep: a combine had")
+    begin, seed, said = time.monotonic(), given.first, 0.0
+    while time.monotonic() - begin < given.seconds:
+        Sequence(seed, given.gpu).run()
+        seed += 1
+        if time.monotonic() - said > 5:
+            said = time.monotonic()
+            print(
+                f"{seed - given.first} sequences, {said - begin:.0f} of {given.seconds:.0f} s",
+                file=sys.stderr,
+            )
+    line = f"seeds {given.first} to {seed - 1}, {CALLS} calls each, {time.monotonic() - begin:.0f} s: right"
+    print(line)
+    if given.log:
+        with open(given.log, "a") as log:
+            log.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

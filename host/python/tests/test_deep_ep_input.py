@@ -1,0 +1,250 @@
+"""DeepEP's ``Buffer`` over Ferry: wrong arguments, and what is not there. Nothing is sent."""
+
+from __future__ import annotations
+
+import warnings
+
+import ferry_ep as ferry
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+deep_ep = pytest.importorskip("ferry_ep.deep_ep")
+rig = pytest.importorskip("deep_ep_rig")
+from deep_ep_rig import Tokens, check_received, dispatch, same  # noqa: E402
+from ferry_ep.deep_ep import settings  # noqa: E402
+
+
+def member(ranks=2):
+    return rig.Member(0, ranks)
+
+
+def never(config, group):
+    raise AssertionError("a communicator was asked for")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"low_latency_mode": True}, r"low_latency_mode=True is not in .*: use normal mode"),
+        ({"num_rdma_bytes": 128}, r"num_rdma_bytes=128 .*ranks are of one node"),
+        ({"enable_shrink": True}, r"enable_shrink=True .*PeerTimeout"),
+        ({"comm": object()}, r"comm \(mpi4py\) .*give group"),
+    ],
+)
+def test_a_buffer_names_what_is_not_there(options, match):
+    with pytest.raises(NotImplementedError, match=match):
+        deep_ep.Buffer(member(), 1 << 20, connect=never, **options)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "get_low_latency_rdma_size_hint",
+        "clean_low_latency_buffer",
+        "low_latency_dispatch",
+        "low_latency_combine",
+        "get_next_low_latency_combine_buffer",
+        "low_latency_update_mask_buffer",
+        "low_latency_query_mask_buffer",
+        "low_latency_clean_mask_buffer",
+        "get_local_buffer_tensor",
+        "internode_dispatch",
+        "internode_combine",
+    ],
+)
+def test_calls_that_are_not_there_say_what_to_do(name):
+    buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
+    arguments = [1] if "next" in name or "mask" in name else [1, 2, 3]
+    arguments = [] if name == "low_latency_clean_mask_buffer" else arguments
+    with pytest.raises(NotImplementedError, match=f"{name} is not in ferry_ep.deep_ep: .+"):
+        getattr(buffer, name)(*arguments)
+
+
+def test_wrong_arguments_of_a_buffer(monkeypatch):
+    with pytest.raises(ferry.ArgumentError, match="group is None"):
+        deep_ep.Buffer(None, 1 << 20)
+    with pytest.raises(ferry.ArgumentError, match="num_nvl_bytes is -1"):
+        deep_ep.Buffer(member(), -1, connect=never)
+    with pytest.raises(ferry.ArgumentError, match="new_num_sms is 7"):
+        deep_ep.Buffer.set_num_sms(7)
+    if not torch.cuda.is_available():
+        with pytest.raises(NotImplementedError, match="get_comm_stream"):
+            deep_ep.Buffer(member(), 1 << 20, connect=never).get_comm_stream()
+    settings._said.clear()
+    with pytest.warns(UserWarning, match="allow_mnnvl has no effect"):
+        deep_ep.Buffer(member(), 1 << 20, connect=never, allow_mnnvl=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deep_ep.Buffer(member(), 1 << 20, connect=never, allow_mnnvl=True)
+    for name, value in (
+        ("FERRY_DEEP_EP_EXACT", "1"),
+        ("FERRY_DEEP_EP_EXACT", "yes"),
+        ("FERRY_DEEP_EP_STRICT", "2"),
+        ("FERRY_DEEP_EP_MAX_TOKENS", "0"),
+        ("FERRY_DEEP_EP_MAX_TOKENS", "1.5"),
+        ("FERRY_DEEP_EP_DEADLINE", "-1"),
+        ("FERRY_DEEP_EP_DEADLINE", "soon"),
+    ):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            with pytest.raises(ferry.ArgumentError, match=f"{name} is '?{value}"):
+                deep_ep.Buffer(member(), 1 << 20, connect=never)
+
+
+def test_wrong_configurations():
+    for arguments, match in (
+        ((-2,), "num_sms is -2"),
+        ((20, 0), "num_max_nvl_chunked_send_tokens is 0"),
+        ((20, 8, 8), "num_max_nvl_chunked_send_tokens is 8.*num_max_nvl_chunked_recv_tokens, 8"),
+        ((20, 4, 8, 9, 9), "num_max_rdma_chunked_send_tokens is 9"),
+    ):
+        with pytest.raises(ferry.ArgumentError, match=match):
+            deep_ep.Config(*arguments)
+    with pytest.raises(ferry.PlanError, match="hidden"):
+        deep_ep.Config().get_nvl_buffer_size_hint(1 << 30, 2)
+
+
+def good():
+    """Arguments of a dispatch of one rank of two."""
+    return {
+        "x": torch.zeros(3, 64, dtype=torch.bfloat16),
+        "topk_idx": torch.zeros(3, 2, dtype=torch.int64),
+        "topk_weights": torch.zeros(3, 2),
+        "num_tokens_per_rank": torch.zeros(2, dtype=torch.int32),
+        "is_token_in_rank": torch.zeros(3, 2, dtype=torch.bool),
+        "num_tokens_per_expert": torch.zeros(4, dtype=torch.int32),
+    }
+
+
+def test_wrong_tensors_of_a_dispatch():
+    buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
+    x, ids = good()["x"], good()["topk_idx"]
+    wrong = {
+        "x": [None, x.float(), x[0], x.T, x[:, :60].contiguous(), x[:2]],
+        "topk_idx": [None, ids.int(), ids[:2], ids[0], ids.T.contiguous().T],
+        "topk_weights": [None, torch.zeros(3, 2).double(), torch.zeros(3, 3), torch.zeros(2, 2)],
+        "num_tokens_per_rank": [None, torch.zeros(2), torch.zeros(3, dtype=torch.int32)],
+        "is_token_in_rank": [None, torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.bool)],
+        "num_tokens_per_expert": [None, torch.zeros(4), torch.zeros(3, dtype=torch.int32)],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ferry.TensorError) as raised:
+                buffer.dispatch(**good() | {name: value})
+            # Fewer rows of x than of all others: the first of these is named.
+            assert raised.value.name == name or (name == "x" and raised.value.name == "is_token_in_rank")
+            assert raised.value.given and raised.value.wanted
+
+
+def test_wrong_arguments_of_a_dispatch():
+    buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
+    quantized = (torch.zeros(3, 64, dtype=torch.float8_e4m3fn), torch.zeros(3, 1))
+    with pytest.raises(NotImplementedError, match="x is a tuple of quantized rows"):
+        buffer.dispatch(**good() | {"x": quantized})
+    with pytest.raises(NotImplementedError, match="num_tokens_per_rdma_rank"):
+        buffer.dispatch(**good(), num_tokens_per_rdma_rank=torch.zeros(1, dtype=torch.int32))
+    for changes, match in (
+        ({"expert_alignment": 0}, "expert_alignment is 0"),
+        ({"num_worst_tokens": -1}, "num_worst_tokens is -1"),
+        ({"num_worst_tokens": 6, "topk_idx": None, "topk_weights": None}, "num_worst_tokens is 6.*topk_idx"),
+        ({"config": deep_ep.Config(5)}, r"config\.num_sms is 5"),
+        ({"allocate_on_comm_stream": True}, "allocate_on_comm_stream is True, but previous_event is None"),
+        ({"handle": (1, 2)}, "handle is given, and topk_idx"),
+    ):
+        with pytest.raises(ferry.ArgumentError, match=match):
+            buffer.dispatch(**good() | changes)
+    for handle in ((1, 2), None, torch.zeros(2), (1, 2, 3, 4, 5, 6)):
+        with pytest.raises(ferry.TensorError, match="handle"):
+            buffer.combine(good()["x"], handle)
+        if handle is not None:
+            with pytest.raises(ferry.TensorError, match="handle"):
+                buffer.dispatch(good()["x"], handle=handle)
+    with pytest.raises(ferry.TensorError, match="topk_idx"):
+        buffer.get_dispatch_layout(torch.zeros(3, 2, dtype=torch.int32), 4)
+    with pytest.raises(ferry.ArgumentError, match="num_experts is 3"):
+        buffer.get_dispatch_layout(good()["topk_idx"], 3)
+    with pytest.raises(ferry.ArgumentError, match="event is None"):
+        deep_ep.EventOverlap().current_stream_wait()
+
+
+def test_too_many_tokens_name_the_setting(monkeypatch):
+    tokens = {"x": torch.zeros(2000, 64, dtype=torch.bfloat16), "is_token_in_rank": torch.zeros(2000, 2) > 1}
+    tokens |= {"topk_idx": torch.zeros(2000, 2, dtype=torch.int64), "topk_weights": torch.zeros(2000, 2)}
+    buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
+    with pytest.raises(ferry.ArgumentError, match=r"x has 2000 tokens, but num_nvl_bytes, 1048576, is room"):
+        buffer.dispatch(**good() | tokens)
+    with pytest.raises(ferry.ArgumentError, match=r"num_nvl_bytes is 0, but a window for one token"):
+        deep_ep.Buffer(member(), connect=never).dispatch(**good())
+    with pytest.raises(ferry.PlanError, match="top_k"):
+        many = {"topk_idx": torch.zeros(3, 40, dtype=torch.int64), "topk_weights": torch.zeros(3, 40)}
+        buffer.dispatch(**good() | many)
+    monkeypatch.setenv("FERRY_DEEP_EP_MAX_TOKENS", "1999")
+    buffer = deep_ep.Buffer(member(), connect=never)
+    with pytest.raises(ferry.ArgumentError, match="FERRY_DEEP_EP_MAX_TOKENS is room for 1999 of each rank"):
+        buffer.dispatch(**good() | tokens)
+
+
+def test_wrong_arguments_of_a_combine_leave_the_round_open(world):
+    of = world(2)
+    tokens = Tokens(60, of, [4, 3])
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        rows, _, weights, _, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
+        bias = torch.zeros(tokens.x[rank].shape, dtype=torch.bfloat16, device=of.device)
+        for changes, name in (
+            ({"x": rows[:-1]}, "x"),
+            ({"x": rows.float()}, "x"),
+            ({"topk_weights": weights[:-1]}, "topk_weights"),
+            ({"topk_weights": weights.double()}, "topk_weights"),
+            ({"bias": bias[:-1]}, "bias"),
+            ({"bias": (bias, bias.float())}, "bias[1]"),
+        ):
+            with pytest.raises(ferry.TensorError) as raised:
+                buffer.combine(**{"x": rows, "handle": handle} | changes)
+            assert raised.value.name == name
+        with pytest.raises(ferry.ArgumentError, match="bias has 3 tensors"):
+            buffer.combine(rows, handle, bias=(bias, bias, bias))
+        with pytest.raises(ferry.ArgumentError, match=r"config\.num_sms is 3"):
+            buffer.combine(rows, handle, config=deep_ep.Config(3))
+        with pytest.raises(ferry.TensorError, match="tensor x"):
+            buffer.dispatch(tokens.given(rank)[0][:-1], handle=handle)
+        same(buffer.combine(tokens.answers(rank, rows), handle)[0], tokens.sums(rank))
+        handle = rig.by_rank(buffer, tokens, rank)[4]
+        with pytest.raises(ferry.ArgumentError, match="dispatch of handle had no topk_idx"):
+            buffer.combine(rows, handle, topk_weights=weights)
+        check_received(tokens, rank, dispatch(buffer, *tokens.given(rank), tokens.experts))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*made again")
+        of.run(run)
+
+
+def test_a_communicator_of_another_rank_is_refused(world):
+    of = world(2)
+    tokens = Tokens(61, of, [4, 3])
+    buffer = deep_ep.Buffer(rig.Member(0, 2), 1 << 20, connect=lambda config, _: of.connect(config, other))
+    other = rig.Member(1, 2)
+    with pytest.raises(ferry.ArgumentError, match=r"connect's communicator are \(1, 2, "):
+        dispatch(buffer, *tokens.given(0), tokens.experts)
+
+
+def test_a_lost_rank_is_an_error(world):
+    of = world(2, patience=0.3)
+    tokens = Tokens(62, of, [4, 3])
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        rows, *_, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
+        buffer.combine(rows, handle)
+        if rank == 0:
+            with pytest.raises(ferry.PeerTimeout) as raised:
+                dispatch(buffer, *tokens.given(rank), tokens.experts)
+            assert raised.value.culprit == 1
+            with pytest.raises(ferry.PoisonedError):
+                dispatch(buffer, *tokens.given(rank), tokens.experts)
+            buffer.destroy()
+
+    if of.gpu is not None:
+        pytest.skip("the deadline of a GPU is 100 s")
+    of.run(run)
