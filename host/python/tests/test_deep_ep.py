@@ -74,6 +74,37 @@ def test_weights_return(world):
     of.run(run)
 
 
+@pytest.mark.parametrize(("ranks", "top_k"), [(1, 2), (2, 3), (4, 8)])
+def test_weights_of_all_ranks_are_added_on_request(world, monkeypatch, ranks, top_k):
+    """DeepEP's own test fills slots of other ranks before it combines."""
+    of = world(ranks)
+    tokens = Tokens(3, of, [6, 2, 0, 9][:ranks], top_k=top_k, experts=4 * max(ranks, 2))
+    monkeypatch.setenv("FERRY_DEEP_EP_SUM_WEIGHTS", "1")
+    filled = [torch.randn(len(tokens.received(rank)["x"]), top_k) for rank in range(ranks)]
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        for worst in (0, 40):
+            rows, _, _, _, handle, _ = dispatch(
+                buffer, *tokens.given(rank), tokens.experts, num_worst_tokens=worst
+            )
+            given = torch.full((len(rows), top_k), float("nan"))
+            given[: len(filled[rank])] = filled[rank]
+            sums, returned, _ = buffer.combine(
+                tokens.answers(rank, rows), handle, topk_weights=given.to(of.device)
+            )
+            same(sums, tokens.sums(rank))
+            wanted = torch.zeros(len(tokens.x[rank]), top_k, dtype=torch.float64)
+            for to in range(ranks):
+                wanted_rows = tokens.received(to)
+                for row in (wanted_rows["source"] == rank).nonzero().flatten().tolist():
+                    wanted[int(wanted_rows["token"][row])] += filled[to][row].double()
+            assert torch.allclose(returned.cpu().double(), wanted, rtol=1e-5, atol=1e-6)
+        buffer.destroy()
+
+    of.run(run)
+
+
 @pytest.mark.parametrize("biases", [1, 2])
 def test_sums_begin_with_the_bias(world, biases):
     of = world(2)

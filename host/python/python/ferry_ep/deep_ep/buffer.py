@@ -278,8 +278,8 @@ class Buffer(Absent):
 
         Returns the sums, bfloat16 ``[tokens, hidden]``: in f32 from the bias on, by rank, rounded once; the
         weights, float32 ``[tokens, top_k]``, or ``None``; and the event. Each slot's weight is that from the
-        rank of its expert, 0 if it is not routed, where DeepEP adds the values of all ranks: the same if they
-        are 0 in other ranks' slots, as they arrive.
+        rank of its expert, 0 if it is not routed. DeepEP adds those of all ranks: the same if they are 0 in
+        other ranks' slots, as they arrive. ``FERRY_DEEP_EP_SUM_WEIGHTS=1`` adds, too, in a second round.
 
         Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`,
         and as :meth:`ferry_ep.Communicator.combine`.

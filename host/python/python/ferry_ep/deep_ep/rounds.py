@@ -62,8 +62,10 @@ class Lane:
     so that they choose the same communicators.
     """
 
-    def __init__(self, connect: Callable[[], Communicator], *, is_strict: bool) -> None:
+    def __init__(self, connect: Callable[[], Communicator], tokens: int, is_strict: bool) -> None:
         self._connect = connect
+        #: Most tokens of a rank.
+        self.tokens = tokens
         self._is_strict = is_strict
         #: All rounds, in the order in which they were made.
         self._all: list[_Round] = []

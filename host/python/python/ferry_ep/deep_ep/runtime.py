@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +79,8 @@ class Runtime:
         self._own = own
         #: Lanes by their plans.
         self._lanes: dict[plans.Config, Lane] = {}
+        #: Communicators of weights that are added, by their plans.
+        self._adding: dict[plans.Config, Communicator] = {}
         self._stream: Any = None
 
     def close(self) -> None:
@@ -86,11 +89,12 @@ class Runtime:
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 lane.give_up(self._stream)
-            for communicator in lane.communicators:
-                with suppress(FaultError, PeerGaveUp, PoisonedError):
-                    # The kernel that gives a round up may be at work, in a simulated group also during close.
-                    communicator.synchronize(self._stream)
-                communicator.close()
+        lanes = [each for lane in self._lanes.values() for each in lane.communicators]
+        for communicator in (*lanes, *self._adding.values()):
+            with suppress(FaultError, PeerGaveUp, PoisonedError):
+                # The kernel that gives a round up may be at work, in a simulated group also during close.
+                communicator.synchronize(stream=self._stream)
+            communicator.close()
         if self._own is not None:
             self._own.close()
 
@@ -126,7 +130,7 @@ class Runtime:
     def _lane_of(self, config: plans.Config) -> Lane:
         lane = self._lanes.get(config)
         if lane is None:
-            lane = Lane(lambda: self._made(config), is_strict=self._settings.is_strict)
+            lane = Lane(lambda: self._made(config), config.max_tokens_per_rank, self._settings.is_strict)
             self._lanes[config] = lane
         return lane
 
@@ -221,6 +225,8 @@ class Runtime:
         with self.ordered(rows, order) as ordered:
             ordered.reads(rows, weights, *bias)
             sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms)
+            if weights is not None and self._settings.sums_weights:
+                returned = self._add(weights, routing, lane.tokens)
             ordered.returns(sums, returned)
         return sums, returned, ordered.event
 
@@ -247,6 +253,33 @@ class Runtime:
         lane.give_up()
         numbers: list[int] = out.tokens.view(torch.int32)[:, :local].sum(0).tolist()
         return numbers
+
+    def _add(self, weights: Tensor, routing: Routing, most: int) -> Tensor:
+        """Returns the sums over a token's ranks of all slots, f32, where a rank has at most ``most`` tokens.
+        Collective.
+
+        A round of its own brings the ranks' weights apart, bit for bit: two BF16 elements are an f32.
+        """
+        ranks, (tokens, top_k) = self.ranks, routing.ids.shape
+        width = -(-top_k // 4) * 4
+        config = replace(
+            plan_of(ranks, ranks, 2 * width, most, self._settings.deadline),
+            receive="by-expert",
+            combine="exact",
+            combine_weights=False,
+        )
+        communicator = self._adding.get(config)
+        if communicator is None:
+            communicator = self._adding[config] = self._made(config)
+        is_in_rank = layout_of(routing.ids, routing.experts, ranks)[2]
+        numbers = torch.arange(ranks, dtype=torch.int32, device=weights.device)
+        rows = weights.new_zeros(routing.rows, width)
+        rows[:, :top_k] = weights
+        x = torch.empty(tokens, 2 * width, dtype=torch.bfloat16, device=weights.device)
+        out = communicator.outputs(x, routing.rows)
+        communicator.dispatch(x, torch.where(is_in_rank, numbers, -1), out=out)
+        apart = communicator.combine(rows.view(torch.bfloat16)).view(torch.float32)
+        return torch.where(is_in_rank.unsqueeze(2), apart[:, :, :top_k], 0).sum(1)
 
 
 def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tensor, Tensor]:

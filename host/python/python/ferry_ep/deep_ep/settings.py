@@ -31,6 +31,9 @@ class Settings:
     is_exact: bool
     """``FERRY_DEEP_EP_EXACT``: whether sums have the same bits for any number of ranks, which normal mode
     cannot have."""
+    sums_weights: bool
+    """``FERRY_DEEP_EP_SUM_WEIGHTS``: whether a combine adds the weights of all ranks in every slot, by a
+    round of its own, rather than to return that of the expert's rank."""
     shares_gpus: bool
     """``FERRY_DEEP_EP_SHARE_GPUS``: whether ranks may share a GPU, to develop and test."""
 
@@ -43,6 +46,7 @@ class Settings:
             deadline=_number("FERRY_DEEP_EP_DEADLINE", "100") or 100.0,
             is_strict=_flag("FERRY_DEEP_EP_STRICT"),
             is_exact=_flag("FERRY_DEEP_EP_EXACT"),
+            sums_weights=_flag("FERRY_DEEP_EP_SUM_WEIGHTS"),
             shares_gpus=_flag("FERRY_DEEP_EP_SHARE_GPUS"),
         )
 
