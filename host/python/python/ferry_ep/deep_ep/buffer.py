@@ -18,7 +18,7 @@ from .absent import Absent, refuse_absent, require_present
 from .checks import require_bias, require_config, require_layout, require_rows, require_tensor, require_topk
 from .events import EventHandle, EventOverlap
 from .rounds import Routing
-from .runtime import Order, Received, Runtime, layout_of
+from .runtime import Order, Runtime, layout_of
 from .settings import Settings, say_once
 from .tuning import Config, topk_idx_t
 
@@ -228,7 +228,7 @@ class Buffer(Absent):
         :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._live()
-        require_rows("x", x)
+        sent = require_rows("x", x)
         num_sms = require_config(config, Buffer.get_dispatch_config(self.group_size))
         if expert_alignment < 1:
             raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
@@ -242,22 +242,20 @@ class Buffer(Absent):
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
             require_rows("x", x, (len(routing.ids), None))
-            rows, event = runtime.send_again(x, routing, num_sms=num_sms, order=order)
+            rows, event = runtime.send_again(sent, routing, num_sms=num_sms, order=order)
             return rows, None, None, None, None, event
-        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        experts = require_layout(*layout, x.shape[0], self.group_size)
-        has_topk = topk_idx is not None or topk_weights is not None
-        if num_worst_tokens and not has_topk:
-            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
-        if not has_topk:
-            received = runtime.send_by_rank(x, *layout[1:], num_sms=num_sms, order=order)
-        else:
-            topk = require_topk(topk_idx, topk_weights, x.shape[0])
+        experts, *layout = require_layout(
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, sent.shape[0], self.group_size
+        )
+        if topk_idx is not None or topk_weights is not None:
+            topk = require_topk(topk_idx, topk_weights, sent.shape[0])
             worst = num_worst_tokens or None
-            received = runtime.send(
-                x, topk, experts, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
-            )
-        return _aligned(received, expert_alignment)
+            received = runtime.send(sent, topk, experts, layout[0], worst=worst, num_sms=num_sms, order=order)
+        elif num_worst_tokens:
+            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
+        else:
+            received = runtime.send_by_rank(sent, *layout, num_sms=num_sms, order=order)
+        return received.aligned(expert_alignment)
 
     def combine(
         self,
@@ -309,8 +307,3 @@ def _routing(handle: Any) -> Routing:
     if not isinstance(handle, tuple) or len(handle) != 6 or not isinstance(handle[5], Routing):
         raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
     return handle[5]
-
-
-def _aligned(received: Received, alignment: int) -> Any:
-    """Rounds the numbers of each expert up."""
-    return received._replace(counts=[-(-count // alignment) * alignment for count in received.counts])

@@ -40,16 +40,18 @@ def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int |
         raise refuse(name, wanted, f"strides {list(value.stride())}")
 
 
-def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> None:
-    """Checks rows that travel: BF16 ``[tokens, hidden]``."""
+def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:
+    """Checks rows that travel, BF16 ``[tokens, hidden]``, and returns them."""
     if isinstance(x, tuple):
         raise NotImplementedError(
             f"{name} is a tuple of quantized rows and scales, but Ferry carries bfloat16 rows here: give "
             f"these, and quantize what arrives"
         )
     require_tensor(name, x, torch.bfloat16, shape)
+    assert isinstance(x, Tensor)
     if x.shape[1] % 8:
         raise refuse(name, "rows of a multiple of 16 bytes", f"hidden size {x.shape[1]}")
+    return x
 
 
 def require_topk(topk_idx: Any, topk_weights: Any, tokens: int) -> tuple[Tensor, Tensor]:
@@ -61,15 +63,15 @@ def require_topk(topk_idx: Any, topk_weights: Any, tokens: int) -> tuple[Tensor,
 
 def require_layout(
     num_tokens_per_rank: Any, is_token_in_rank: Any, num_tokens_per_expert: Any, tokens: int, ranks: int
-) -> int:
-    """Checks the results of ``get_dispatch_layout``, and returns the number of experts."""
+) -> tuple[int, Tensor, Tensor]:
+    """Checks the results of ``get_dispatch_layout``. Returns the number of experts, and the last two."""
     require_tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,))
     require_tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
     require_tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,))
     experts = int(num_tokens_per_expert.shape[0])
     if experts == 0 or experts % ranks:
         raise refuse("num_tokens_per_expert", f"a multiple of {ranks} ranks", f"{experts} experts")
-    return experts
+    return experts, is_token_in_rank, num_tokens_per_expert
 
 
 def require_bias(bias: Any, tokens: int, hidden: int) -> tuple[Tensor, ...]:

@@ -58,6 +58,10 @@ class Received(NamedTuple):
     handle: Handle
     event: EventOverlap
 
+    def aligned(self, alignment: int) -> Received:
+        """Rounds the number of each expert up to a multiple."""
+        return self._replace(counts=[-(-count // alignment) * alignment for count in self.counts])
+
 
 class Runtime:
     """Rounds of a buffer's calls, whose arguments were checked."""

@@ -43,7 +43,8 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
         x_scales = torch.ldexp(torch.ones(1, device=exponents.device), exponents.int() - 127)
     groups = torch.nn.functional.pad(x_fp8.float(), (0, -hidden % _GROUP)).unflatten(1, (-1, _GROUP))
     scaled = groups * x_scales.float()[:, : groups.shape[1]].unsqueeze(2)
-    return scaled.flatten(1)[:, :hidden].to(torch.bfloat16).contiguous()
+    rows: Tensor = scaled.flatten(1)[:, :hidden].to(torch.bfloat16).contiguous()
+    return rows
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:
