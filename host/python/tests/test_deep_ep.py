@@ -32,6 +32,11 @@ def test_layout(world, ranks):
         same(per_expert, wanted[1])
         same(is_in_rank, wanted[2])
         assert per_node is None and event.event is None
+        ids[:, 0] = tokens.experts  # no expert
+        tokens.ids[rank][:, 0] = -1
+        per_rank, _, per_expert, is_in_rank, _ = of.buffer(rank).get_dispatch_layout(ids, tokens.experts)
+        for given, wanted in zip((per_rank, per_expert, is_in_rank), tokens.layout(rank), strict=True):
+            same(given, wanted)
 
     of.run(run)
 
@@ -67,9 +72,9 @@ def test_weights_return(world):
     def run(rank):
         buffer = of.buffer(rank)
         rows, _, weights, _, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
-        sums, returned, _ = buffer.combine(tokens.answers(rank, rows), handle, topk_weights=weights)
+        sums, returned, _ = buffer.combine(tokens.answers(rank, rows), handle, topk_weights=2 * weights)
         same(sums, tokens.sums(rank))
-        same(returned, torch.where(tokens.ids[rank] >= 0, tokens.weights[rank], 0))
+        same(returned, torch.where(tokens.ids[rank] >= 0, 2 * tokens.weights[rank], 0))
 
     of.run(run)
 
@@ -209,6 +214,11 @@ def test_two_rounds_are_open_at_a_time(world):
                 handle = check_received(batches[at], rank, received[at])
                 sums, _, _ = buffer.combine(batches[at].answers(rank, received[at][0]), handle)
                 same(sums, batches[at].sums(rank))
+        # Of three the oldest is given up.
+        dispatch(buffer, *batches[0].given(rank), batches[0].experts)
+        received = [dispatch(buffer, *each.given(rank), each.experts) for each in batches]
+        for each, (rows, *_, handle, _) in zip(batches, received, strict=True):
+            same(buffer.combine(each.answers(rank, rows), handle)[0], each.sums(rank))
         buffer.destroy()
 
     with warnings.catch_warnings():

@@ -40,7 +40,7 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
         return x_fp8.to(torch.bfloat16)
     if x_scales.dtype == torch.int32:
         exponents = x_scales.contiguous().view(torch.uint8).view(tokens, -1)
-        x_scales = torch.ldexp(torch.ones(1, device=exponents.device), exponents.int() - 127)
+        x_scales = (exponents.int() << 23).view(torch.float32)
     groups = torch.nn.functional.pad(x_fp8.float(), (0, -hidden % _GROUP)).unflatten(1, (-1, _GROUP))
     scaled = groups * x_scales.float()[:, : groups.shape[1]].unsqueeze(2)
     rows: Tensor = scaled.flatten(1)[:, :hidden].to(torch.bfloat16).contiguous()
