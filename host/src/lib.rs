@@ -117,6 +117,7 @@ pub mod guide {
         #[cfg(any(not(doctest), feature = "cuda"))] shared_gpu
         c
         python
+        deep_ep
         building
         #[cfg(any(not(doctest), feature = "cuda"))] codegen
         checks

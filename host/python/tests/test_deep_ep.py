@@ -32,7 +32,7 @@ def test_layout(world, ranks):
         same(per_expert, wanted[1])
         same(is_in_rank, wanted[2])
         assert per_node is None and event.event is None
-        ids[:, 0] = tokens.experts  # no expert
+        ids[:, 0] = tokens.experts + 1  # no expert
         tokens.ids[rank][:, 0] = -1
         per_rank, _, per_expert, is_in_rank, _ = of.buffer(rank).get_dispatch_layout(ids, tokens.experts)
         for given, wanted in zip((per_rank, per_expert, is_in_rank), tokens.layout(rank), strict=True):

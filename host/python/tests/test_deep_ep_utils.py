@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 utils = pytest.importorskip("ferry_ep.deep_ep.utils")
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "deep_ep.md").read_text()
 
 
 @pytest.fixture
@@ -101,3 +109,34 @@ def test_times(device, monkeypatch):
     monkeypatch.setenv("EP_USE_NVIDIA_TOOLS", "1")
     assert utils.bench_kineto(lambda: None, "dispatch") == 1
     assert utils.bench_kineto(lambda: None, ("dispatch", "combine"), num_tests=3) == (1, 1)
+
+
+def test_the_pages_file_gives_engines_deep_ep(tmp_path):
+    (code,) = [part.split("```")[0] for part in PAGE.split("```python\n")[1:]]
+    (tmp_path / "deep_ep.py").write_text(code)
+    program = """
+import importlib.util
+assert importlib.util.find_spec("deep_ep") is not None
+import deep_ep
+from deep_ep import Buffer, Config
+from deep_ep.utils import EventHandle, EventOverlap
+from deep_ep.utils.envs import init_dist
+from deep_ep.utils.math import calc_diff
+from deep_ep.utils.testing import bench
+import ferry_ep.deep_ep
+assert importlib.util.find_spec("deep_ep") is not None
+assert deep_ep is ferry_ep.deep_ep and deep_ep.EventOverlap is EventOverlap
+"""
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": paths})
+
+
+def test_the_page_names_tests_that_are_there():
+    here = Path(__file__).parent
+    sources = "".join(path.read_text() for path in here.glob("test_deep_ep*.py"))
+    named = re.findall(r"`(test_\w+)`", PAGE)
+    assert len(named) > 15
+    for name in named:
+        assert f"def {name}(" in sources, name
+    for name in re.findall(r"`((?:test_deep_ep|_)\w*\.py)`", PAGE):
+        assert (here / name).exists() or (here / f"test_deep_ep{name}").exists(), name
