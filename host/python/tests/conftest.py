@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 
 import ferry_ep as ferry
@@ -15,6 +16,14 @@ def pytest_addoption(parser):
     parser.addoption(
         "--gpu", type=int, help="CUDA device that all ranks share: test_torch.py and test_deep_ep*.py"
     )
+
+
+def pytest_configure(config):
+    if config.getoption("--gpu") is not None:
+        # Ranks are threads of one process: a kernel that is loaded at its first launch would wait for
+        # kernels of ranks that wait for it, and so would streams that share a hardware queue.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 class Bench:

@@ -26,18 +26,18 @@ def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int |
     """Raises :class:`ferry_ep.TensorError` unless it is a tensor of this type without gaps; ``None`` in
     ``shape`` is any size.
     """
+    if isinstance(value, Tensor):
+        sizes = value.shape
+        fits = len(sizes) == len(shape) and all(
+            size is None or size == given for size, given in zip(shape, sizes, strict=True)
+        )
+        if fits and value.dtype == dtype and value.is_contiguous():
+            return
     named = ", ".join("any" if size is None else str(size) for size in shape)
     wanted = f"a tensor of {dtype} without gaps, shape [{named}]"
     if not isinstance(value, Tensor):
         raise refuse(name, wanted, "none" if value is None else type(value).__name__)
-    sizes = tuple(value.shape)
-    fits = len(sizes) == len(shape) and all(
-        size in (None, given) for size, given in zip(shape, sizes, strict=True)
-    )
-    if value.dtype != dtype or not fits:
-        raise refuse(name, wanted, f"{value.dtype}, shape {list(sizes)}")
-    if not value.is_contiguous():
-        raise refuse(name, wanted, f"strides {list(value.stride())}")
+    raise refuse(name, wanted, f"{value.dtype}, shape {list(value.shape)}, strides {list(value.stride())}")
 
 
 def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:

@@ -81,20 +81,22 @@ class Runtime:
         self._connect = connect
         #: The group, if it is this object's to close.
         self._own = own
-        #: Lanes by their plans.
-        self._lanes: dict[plans.Config, Lane] = {}
+        #: Lanes by experts, top-k slots, hidden size and tokens of their plans; also without tokens, if the
+        #: buffer's bytes decide on these.
+        self._lanes: dict[tuple[int, int, int, int | None], Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, Communicator] = {}
         self._stream: Any = None
 
     def close(self) -> None:
         """Gives up open rounds, and closes everything. Collective. Synchronizes."""
-        for lane in self._lanes.values():
+        lanes = list(dict.fromkeys(self._lanes.values()))
+        for lane in lanes:
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 lane.give_up(self._stream)
-        lanes = [each for lane in self._lanes.values() for each in lane.communicators]
-        for communicator in (*lanes, *self._adding.values()):
+        made = [each for lane in lanes for each in lane.communicators]
+        for communicator in (*made, *self._adding.values()):
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
                 communicator.synchronize(stream=self._stream)
@@ -120,22 +122,28 @@ class Runtime:
 
         Raises :class:`ferry_ep.ArgumentError` if they are too many.
         """
-        config = plan_of(experts, top_k, hidden, 1, self._settings.deadline)
-        most = max_tokens(self._num_nvl_bytes, self.ranks, config, self._settings)
-        if tokens > most:
+        lane = self._lanes.get((experts, top_k, hidden, None))
+        if lane is None:
+            config = plan_of(experts, top_k, hidden, 1, self._settings.deadline)
+            most = max_tokens(self._num_nvl_bytes, self.ranks, config, self._settings)
+            lane = self._lane_of(experts, top_k, hidden, most)
+            self._lanes[experts, top_k, hidden, None] = lane
+        if tokens > lane.tokens:
             by = f"num_nvl_bytes, {self._num_nvl_bytes}, is"
             by = by if self._settings.max_tokens is None else "FERRY_DEEP_EP_MAX_TOKENS is"
             raise ArgumentError(
-                f"x has {tokens} tokens, but {by} room for {most} of each rank: give Buffer more "
+                f"x has {tokens} tokens, but {by} room for {lane.tokens} of each rank: give Buffer more "
                 "num_nvl_bytes, or set FERRY_DEEP_EP_MAX_TOKENS on all ranks"
             )
-        return self._lane_of(plan_of(experts, top_k, hidden, most, self._settings.deadline))
+        return lane
 
-    def _lane_of(self, config: plans.Config) -> Lane:
-        lane = self._lanes.get(config)
+    def _lane_of(self, experts: int, top_k: int, hidden: int, tokens: int) -> Lane:
+        """Returns the lane of a plan for ``tokens`` tokens of a rank. Not collective."""
+        key = (experts, top_k, hidden, tokens)
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = Lane(lambda: self._made(config), config.max_tokens_per_rank, self._settings.is_strict)
-            self._lanes[config] = lane
+            config = plan_of(*key, self._settings.deadline)
+            lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, self._settings.is_strict)
         return lane
 
     def _made(self, config: plans.Config) -> Communicator:
@@ -249,7 +257,7 @@ class Runtime:
         local = sent.shape[1]
         rows = sent.new_zeros(ranks, -(-local // 4) * 4)
         rows[:, :local] = sent
-        lane = self._lane_of(plan_of(ranks, 1, 2 * rows.shape[1], ranks, self._settings.deadline))
+        lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks)
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
         out, _, _ = lane.dispatch(
             rows.view(torch.bfloat16), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
