@@ -187,6 +187,12 @@ def check_handle(tokens, rank, handle, wanted):
     assert (prefix[:, others] == -1).all()
     same(handle[3], wanted["token"])
     same(handle[4], tokens.layout(rank)[2])
+    assert isinstance(handle, tuple) and len(handle) == 6 and "rows" in repr(handle)
+    unpacked, _, _, sources, is_in_rank, _ = handle
+    for given, alike in ((unpacked, prefix), (handle[-6], prefix), (handle[:1][0], prefix)):
+        same(given, alike)
+    same(sources, wanted["token"])
+    assert is_in_rank is handle[4]
 
 
 def dispatch(buffer, x, ids, weights, experts, **options):

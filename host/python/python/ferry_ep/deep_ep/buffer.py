@@ -17,6 +17,7 @@ from ..tensors import refuse
 from .absent import Absent, refuse_absent, require_present
 from .checks import require_bias, require_config, require_layout, require_rows, require_tensor, require_topk
 from .events import EventHandle, EventOverlap
+from .handle import Handle
 from .rounds import Routing
 from .runtime import Order, Runtime, layout_of
 from .settings import Settings, say_once
@@ -229,7 +230,7 @@ class Buffer(Absent):
         """
         runtime = self._live()
         sent = require_rows("x", x)
-        num_sms = require_config(config, Buffer.get_dispatch_config(self.group_size))
+        num_sms = Buffer.num_sms if config is None else require_config(config)
         if expert_alignment < 1:
             raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
         if num_worst_tokens < 0:
@@ -285,7 +286,7 @@ class Buffer(Absent):
         runtime = self._live()
         routing = _routing(handle)
         require_rows("x", x, (routing.rows, None))
-        num_sms = require_config(config, Buffer.get_combine_config(self.group_size))
+        num_sms = Buffer.num_sms if config is None else require_config(config)
         tokens, top_k = routing.ids.shape
         if topk_weights is not None:
             if not routing.has_topk:
@@ -304,6 +305,6 @@ class Buffer(Absent):
 
 def _routing(handle: Any) -> Routing:
     """Returns what a handle has for the buffer."""
-    if not isinstance(handle, tuple) or len(handle) != 6 or not isinstance(handle[5], Routing):
+    if not isinstance(handle, Handle):
         raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
-    return handle[5]
+    return handle.routing

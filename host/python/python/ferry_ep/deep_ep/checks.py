@@ -21,6 +21,9 @@ __all__ = [
     "require_topk",
 ]
 
+#: Chunks that nobody has set.
+_CHUNKS = Config().chunks
+
 
 def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
     """Raises :class:`ferry_ep.TensorError` unless it is a tensor of this type without gaps; ``None`` in
@@ -87,11 +90,9 @@ def require_bias(bias: Any, tokens: int, hidden: int) -> tuple[Tensor, ...]:
     return given
 
 
-def require_config(config: Config | None, default: Config) -> int:
+def require_config(config: Config) -> int:
     """Returns the multiprocessors of a call, 0 for all. Says once that chunks are ignored."""
-    if config is None:
-        config = default
-    elif config.chunks != Config().chunks:
+    if config.chunks != _CHUNKS:
         say_once(
             "ferry_ep.deep_ep: chunk sizes of Config are tuning of DeepEP's kernels and have no effect here; "
             "num_sms has"

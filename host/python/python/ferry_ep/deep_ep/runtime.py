@@ -14,30 +14,13 @@ from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, PeerGaveUp, PoisonedError
-from ..outputs import DispatchOutput
 from .events import EventOverlap, Ordered
+from .handle import Handle
 from .rounds import Lane, Routing
 from .settings import Settings
 from .tuning import max_tokens, plan_of
 
-__all__ = ["Handle", "Order", "Received", "Runtime", "layout_of"]
-
-
-class Handle(NamedTuple):
-    """What a dispatch returns for its combine, and for dispatches to the same ranks."""
-
-    rank_prefix_matrix: Tensor
-    """int32 ``[ranks, ranks]``: the column of this rank has the end of each source's rows, all others -1."""
-    channel_prefix_matrix: None
-    """DeepEP's alone."""
-    recv_channel_prefix_matrix: None
-    """DeepEP's alone."""
-    recv_src_idx: Tensor
-    """int32 ``[rows]``: token of each row on its source, -1 in rows without a token."""
-    is_token_in_rank: Tensor
-    """bool ``[tokens, ranks]``, as it was given."""
-    routing: Routing
-    """The buffer's own."""
+__all__ = ["Order", "Received", "Runtime", "layout_of"]
 
 
 class Order(NamedTuple):
@@ -176,8 +159,8 @@ class Runtime:
             out, counts, routing = lane.dispatch(
                 x, ids, weights, experts=experts, rows=worst, num_sms=num_sms
             )
-            handle = self._handle(out, is_token_in_rank, routing)
-            ordered.returns(out.tokens, out.ids, out.weights, *handle[:1], out.src_info)
+            ordered.returns(out.tokens, out.ids, out.weights, out.src_info, out.source_counts)
+        handle = Handle(self.rank, out, is_token_in_rank, routing)
         listed = [] if counts is None else counts.expert_counts
         return Received(out.tokens, out.ids, out.weights, listed, handle, ordered.event)
 
@@ -199,8 +182,8 @@ class Runtime:
             numbers = torch.arange(ranks, dtype=torch.int32, device=x.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
             out, _, routing = lane.dispatch(x, ids, None, experts=ranks, rows=None, num_sms=num_sms)
-            handle = self._handle(out, is_token_in_rank, routing)
-            ordered.returns(out.tokens, *handle[:1], out.src_info)
+            ordered.returns(out.tokens, out.src_info, out.source_counts)
+        handle = Handle(self.rank, out, is_token_in_rank, routing)
         return Received(out.tokens, None, None, listed, handle, ordered.event)
 
     def send_again(
@@ -241,11 +224,6 @@ class Runtime:
                 returned = self._add(weights, routing, lane.tokens)
             ordered.returns(sums, returned)
         return sums, returned, ordered.event
-
-    def _handle(self, out: DispatchOutput, is_token_in_rank: Tensor, routing: Routing) -> Handle:
-        ends = torch.full((self.ranks, self.ranks), -1, dtype=torch.int32, device=out.source_counts.device)
-        ends[:, self.rank] = torch.cumsum(out.source_counts, 0)
-        return Handle(ends, None, None, out.src_info[:, 1], is_token_in_rank, routing)
 
     def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int) -> list[int]:
         """Returns the sum over all ranks of the numbers for this rank's experts. Collective; waits for it.
