@@ -69,9 +69,8 @@ def test_processes(tmp_path, request):
     environment = os.environ | {"PYTHONPATH": paths, "MASTER_PORT": str(port)}
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         environment.pop(name, None)
-    if gpu is not None:
-        # The only GPU there is, so that they share it.
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    # None, or one that they share.
+    environment["CUDA_VISIBLE_DEVICES"] = "" if gpu is None else str(gpu)
     arguments = [str(ranks), "none" if gpu is None else "0"]
     started = [
         subprocess.Popen(
