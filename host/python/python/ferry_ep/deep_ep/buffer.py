@@ -71,8 +71,9 @@ class Buffer(Absent):
         is called for each communicator, on all ranks in the same order; :meth:`destroy` closes what it made.
 
         ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode``, ``allow_mnnvl`` and ``use_fabric`` (of
-        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``, ``low_latency_mode``, ``enable_shrink`` and ``comm``,
-        :class:`ferry_ep.ArgumentError`, and the exceptions of :class:`ferry_ep.Group`.
+        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``,
+        ``low_latency_mode``, ``enable_shrink`` and ``comm``, :class:`ferry_ep.ArgumentError`, and the
+        exceptions of :class:`ferry_ep.Group`.
         """
         require_present(num_rdma_bytes, low_latency_mode, enable_shrink, comm)
         if group is None:
