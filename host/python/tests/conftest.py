@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 
 import ferry_ep as ferry
@@ -12,7 +13,7 @@ from oracle import Problem, bits, expert, values
 
 
 def pytest_addoption(parser):
-    parser.addoption("--gpu", type=int, help="CUDA device that all ranks share: test_torch.py alone has it")
+    parser.addoption("--gpu", type=int, help="CUDA device that all ranks share, for the tests with torch")
 
 
 class Bench:
@@ -57,6 +58,22 @@ def bench(request):
             return made
 
         yield make
+
+
+def on_streams(device: str, work, count: int) -> list:
+    """Runs ``work(rank)`` in a thread for each rank; on a GPU with a stream of torch of its own."""
+    if device == "cpu":
+        return in_threads(work, count)
+    torch = importlib.import_module("torch")
+    torch.cuda.synchronize()
+
+    def run(rank: int):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            result = work(rank)
+            torch.cuda.current_stream().synchronize()
+            return result
+
+    return in_threads(run, count)
 
 
 def in_threads(work, count: int) -> list:
