@@ -276,7 +276,12 @@ impl Session {
     /// Enqueues a half call of a [first](Turn::FIRST) round on one local rank; see [`HALVES`]. Experts return
     /// whatever lies in their rows. Does not synchronise.
     pub fn launch_half(&mut self, index: usize, half: usize) -> Result<(), Error> {
-        self.ranks[index].enqueue(&mut self.communicators[index], Turn::FIRST, half)
+        let (rank, communicator) = (&mut self.ranks[index], &mut self.communicators[index]);
+        rank.enqueue(communicator, Turn::FIRST, half)?;
+        if half == 1 {
+            rank.note_view(communicator)?;
+        }
+        Ok(())
     }
 
     /// Enqueues a half call of a turn on one local rank, in a stream of its own or another's.
