@@ -34,7 +34,7 @@ pub struct LocalRank {
     steps: Option<CombineSteps>,
     /// Rows that sums begin with.
     initial: [Option<Tensor<2>>; 2],
-    /// The view of rounds that were launched by halves. A graph's are in the same place.
+    /// The view of every round.
     view: Option<View>,
     /// Rows of the last view that was read.
     viewed: Option<Viewed>,
@@ -150,9 +150,10 @@ impl LocalRank {
         self.enqueue_in(communicator, self.stream, turn, half)
     }
 
-    /// Notes the view of the round that was dispatched, if the plan has views.
+    /// Notes the view of the round that was dispatched, if the plan has views and none was noted: all of a
+    /// communicator are in one place.
     pub(super) fn note_view(&mut self, communicator: &Communicator) -> Result<(), Error> {
-        if self.settings.config.receive == ReceiveLayout::View {
+        if self.settings.config.receive == ReceiveLayout::View && self.view.is_none() {
             // SAFETY: it is read before combine alone.
             self.view = Some(unsafe { communicator.view() }?);
         }
@@ -202,15 +203,7 @@ impl LocalRank {
 
     /// Puts the experts' answers to the rows that were received and stayed as they came: to their ids,
     /// weights and sources, and if they are BF16 to their elements, else to those of their tokens.
-    pub(super) fn answer_rows(
-        &mut self,
-        communicator: &Communicator,
-        problem: &Problem,
-        scale: &[f32],
-    ) -> Result<(), Error> {
-        if self.view.is_none() {
-            self.note_view(communicator)?;
-        }
+    pub(super) fn answer_rows(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
         let (output, hidden) = (&self.slots[0].output, problem.hidden);
         let layout = RowLayout::of(&self.settings.config, output.src_info.dims[0]);
         let viewed = self
