@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import ferry_ep as ferry
@@ -31,6 +32,8 @@ class Meeting:
     def connect(self, config, bootstrap):
         with self.lock:
             if self.ranks is None:
+                # On one GPU the kernels of two meetings must fit at a time.
+                config = dataclasses.replace(config, max_sms=16)
                 self.ranks = ferry.Communicators(self.group, ferry.Plan(self.group, config))
         return self.ranks[bootstrap.rank]
 
@@ -49,8 +52,18 @@ def communication(meeting, rank, **params):
 
 
 @pytest.fixture
-def gpu(request):
-    return request.config.getoption("--gpu")
+def meet(request):
+    """Makes meetings on the GPU that the tests are given, and ends their communicators."""
+    made = []
+
+    def make():
+        made.append(Meeting(request.config.getoption("--gpu")))
+        return made[-1]
+
+    yield make
+    for meeting in made:
+        for rank in meeting.ranks or []:
+            rank._native._drop()
 
 
 def problem(seed, rank, tokens, id_type, device="cpu"):
@@ -101,8 +114,8 @@ def wanted(x, ids, weights):
 
 
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
-def test_a_layer_is_ferrys_round(gpu, id_type):
-    meeting, direct = Meeting(gpu), Meeting(gpu)
+def test_a_layer_is_ferrys_round(meet, id_type):
+    meeting, direct = meet(), meet()
     config = ferry.Config(
         experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens_per_rank=TOKENS, receive="strided"
     )
@@ -131,11 +144,11 @@ def test_a_layer_is_ferrys_round(gpu, id_type):
     on_streams(meeting.device, run, RANKS)
 
 
-def test_a_captured_graph(gpu):
+def test_a_captured_graph(meet):
     """Two layers in a graph of each rank; replays of fresh tokens have the bits of eager calls."""
-    if gpu is None:
+    meeting = meet()
+    if meeting.device == "cpu":
         pytest.skip("graphs are captured on a GPU: pytest --gpu 0")
-    meeting = Meeting(gpu)
     given = [problem(0, rank, TOKENS, torch.int64, meeting.device) for rank in range(RANKS)]
     results = [torch.empty_like(x) for x, _, _ in given]
 
@@ -174,6 +187,9 @@ def test_a_captured_graph(gpu):
         for replayed, wanted in zip(results, on_streams(meeting.device, eager, RANKS), strict=True):
             assert torch.equal(replayed.view(torch.int16), wanted.view(torch.int16))
             assert torch.isfinite(replayed).all() and replayed.any()
+    graphs.clear()
+    for rank in meeting.ranks:
+        rank.assume_no_graphs()
 
 
 def test_without_weights_all_are_one():
