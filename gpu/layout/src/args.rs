@@ -106,6 +106,8 @@ pub const COMMON_OFFSET: usize = 24;
 pub enum Tensor {
     /// Input tokens of dispatch; read only.
     Input,
+    /// Input tokens of dispatch that the user has encoded, without their scales; read only.
+    Codes,
     /// Output tokens of dispatch.
     Output,
     /// Expert outputs, input of combine; read only.
@@ -135,7 +137,7 @@ pub trait Arguments: Copy {
     #[inline(always)]
     fn row_bytes(&self, tensor: Tensor) -> u32 {
         match tensor {
-            Tensor::Output => self.common().row.payload_bytes,
+            Tensor::Output | Tensor::Codes => self.common().row.payload_bytes,
             _ => self.common().shape.combine_row_bytes(),
         }
     }
@@ -182,7 +184,7 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn tensor(&self, tensor: Tensor) -> u64 {
         match tensor {
-            Tensor::Input => self.x,
+            Tensor::Input | Tensor::Codes => self.x,
             Tensor::Output => self.output_tokens,
             _ => 0,
         }
@@ -191,7 +193,7 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn row_stride(&self, tensor: Tensor) -> u32 {
         match tensor {
-            Tensor::Input => self.x_stride as u32,
+            Tensor::Input | Tensor::Codes => self.x_stride as u32,
             _ => self.row_bytes(tensor),
         }
     }
@@ -290,7 +292,7 @@ impl Arguments for CombineArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchArgs {
-    /// BF16 `[tokens, hidden]`, rows `x_stride` bytes apart.
+    /// BF16 `[tokens, hidden]`, or codes of the format, rows `x_stride` bytes apart.
     pub x: u64,
     /// i32 `[tokens, top_k]`.
     pub topk_ids: u64,

@@ -4,12 +4,13 @@
 //! computing. Rows with inline flags need nothing else. All other rows, or parts of them, are released and
 //! flagged.
 
-use ferry_layout::{Counter, DispatchArgs, Rank, Tensor, TokenFormat};
+use ferry_layout::{Counter, DispatchArgs, DispatchOptions, Rank, Tensor, TokenFormat};
 
 use crate::dispatch::header::{
     count_assignments, read_assignments, unnumbered_assignments, write_header,
 };
 use crate::dispatch::numbering::wait_until_numbered;
+use crate::dispatch::pass_through;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
 use crate::machine::rows::{Bits, Put, Row};
@@ -27,6 +28,7 @@ use crate::work::ranks::{for_each_bit, node_of, on_each_rank, p2p_ranks};
 pub fn send_items<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     tactics: DispatchTactics,
     partition: Partition,
 ) -> Result<(), Aborted> {
@@ -50,7 +52,7 @@ pub fn send_items<M: Machine>(
             parts,
         };
         let location = item.location(common);
-        write_payload(launch, route, location);
+        write_payload(launch, options, route, location);
         queue.take_ticket();
         let words = match tactics.numbering {
             Numbering::Tiles if tactics.numbers_rows => {
@@ -75,6 +77,7 @@ pub fn send_items<M: Machine>(
 #[inline(always)]
 fn write_payload<M: Machine>(
     launch: &Launch<M>,
+    options: &DispatchOptions,
     route: Route<M::Lanes<u32>>,
     location: RowLocation,
 ) {
@@ -102,6 +105,9 @@ fn write_payload<M: Machine>(
         TokenFormat::Bf16 => {
             let from = Row::Tensor(Tensor::Input, token);
             machine.copy_arrived(range, from, targets, to);
+        }
+        format if pass_through::is_encoded(format, options) => {
+            pass_through::send(launch, &options.encoded, route, location, targets, to);
         }
         _ => machine.encode_row(range, token, targets, to),
     }

@@ -68,6 +68,9 @@ pub trait Tiles {
 
     /// A vector whose words [avoid the sentinel](ferry_layout::avoid_sentinel).
     fn avoid_sentinel(&self, vector: Self::Vector) -> Self::Vector;
+    /// A vector of codes in the format of the launch, whose words [avoid the
+    /// sentinel](ferry_layout::avoid_sentinel_in_codes).
+    fn avoid_sentinel_in_codes(&self, vector: Self::Vector) -> Self::Vector;
     /// Adds BF16 elements. Each sum is rounded to f32.
     fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;
     /// Rounds sums to BF16.
