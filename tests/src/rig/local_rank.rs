@@ -55,6 +55,8 @@ impl LocalRank {
             element: DataType::Bf16,
             counted: settings.counted,
             input_scale: settings.input_scale,
+            given: settings.given,
+            strides: settings.strides,
             lead: 0,
         };
         let (mut memory, mut all) = (Memory::default(), Vec::<Tensors>::new());

@@ -104,11 +104,9 @@ fn copy<M: Machine>(
 ) {
     let (machine, TokenPart { token, range }) = (launch.machine, part);
     let from = Row::Tensor(Tensor::Codes, token);
-    // The scales are loaded, too, before any store: loads that queue behind stores take many times as long.
-    let ahead = machine.read_ahead(range, from);
+    // The scales first: loads that queue behind the stores of the codes take many times as long.
     put_scales(launch, encoded, token, range, put);
-    let copied = machine.copy_row(range, from, ahead, targets, to);
-    debug_assert_eq!(copied, Ok(()), "{from:?} is the user's");
+    machine.copy_arrived(range, from, targets, to);
 }
 
 /// Calls `put` for the scales of a byte range of a token's codes, as rows carry them, and reports words that
