@@ -6,6 +6,7 @@ use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
 use crate::host_counts::HostCounts;
 use crate::scale_placement;
+use crate::sentinel::{SENTINEL, avoid_sentinel};
 use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
 use crate::window::Window;
@@ -104,10 +105,8 @@ pub const COMMON_OFFSET: usize = 24;
 /// One of the user's tensors that is read or written row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensor {
-    /// Input tokens of dispatch; read only.
+    /// Input tokens of dispatch, which the user may have encoded; read only.
     Input,
-    /// Input tokens of dispatch that the user has encoded, without their scales; read only.
-    Codes,
     /// Output tokens of dispatch.
     Output,
     /// Expert outputs, input of combine; read only.
@@ -133,11 +132,17 @@ pub trait Arguments: Copy {
     /// The last word that kernels need soon, far from the first ones: loading it fetches its cache line.
     fn last_word(&self) -> u64;
 
+    /// Word that travels for a word of all ones of [`Tensor::Input`], if that is copied.
+    #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        avoid_sentinel(SENTINEL)
+    }
+
     /// Bytes of a row of a tensor.
     #[inline(always)]
     fn row_bytes(&self, tensor: Tensor) -> u32 {
         match tensor {
-            Tensor::Output | Tensor::Codes => self.common().row.payload_bytes,
+            Tensor::Output => self.common().row.payload_bytes,
             _ => self.common().shape.combine_row_bytes(),
         }
     }
@@ -184,7 +189,7 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn tensor(&self, tensor: Tensor) -> u64 {
         match tensor {
-            Tensor::Input | Tensor::Codes => self.x,
+            Tensor::Input => self.x,
             Tensor::Output => self.output_tokens,
             _ => 0,
         }
@@ -193,7 +198,7 @@ impl Arguments for DispatchArgs {
     #[inline(always)]
     fn row_stride(&self, tensor: Tensor) -> u32 {
         match tensor {
-            Tensor::Input | Tensor::Codes => self.x_stride as u32,
+            Tensor::Input => self.x_stride as u32,
             _ => self.row_bytes(tensor),
         }
     }

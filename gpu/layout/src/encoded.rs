@@ -3,6 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::formats::e8m0;
+#[cfg(doc)]
+use crate::formats::format::TokenFormat;
 
 /// Scales of tokens that are given encoded, whose codes are the input. All zero: the input is BF16, and
 /// dispatch encodes it.
@@ -15,8 +17,8 @@ pub struct EncodedInput {
     pub row_stride: u32,
     /// Words from one word of a token's scales to the next.
     pub word_stride: u32,
-    /// Not zero: the input is encoded.
-    pub is_on: u32,
+    /// [`TokenFormat::all_ones`]: word of codes that travels for one of all ones. 0: the input is BF16.
+    pub all_ones: u32,
     /// Not zero: scales are e8m0, four in a word, and travel as f32.
     pub is_packed: u32,
 }
@@ -27,9 +29,15 @@ impl EncodedInput {
         scales: 0,
         row_stride: 0,
         word_stride: 0,
-        is_on: 0,
+        all_ones: 0,
         is_packed: 0,
     };
+
+    /// Whether the input is encoded.
+    #[inline(always)]
+    pub const fn is_on(&self) -> bool {
+        self.all_ones != 0
+    }
 
     /// Index, in the user's scales, of the word that holds word `word` of a token's scales.
     #[inline(always)]

@@ -76,7 +76,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         ReceivedRows {
             ids, weights, of_source, of_expert, is_on, layout, clears_absent, transposes_scales
         }
-        EncodedInput { scales, row_stride, word_stride, is_on, is_packed }
+        EncodedInput { scales, row_stride, word_stride, all_ones, is_packed }
         ReturnedRows { initial, second_initial, weights, combined_weights, is_on, layout }
         DispatchWith { args, options }
         CombineWithAny { args, options, epilogue }

@@ -63,9 +63,7 @@ pub use options::{
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;
-pub use sentinel::{
-    LOST_SCALES, SENTINEL, avoid_sentinel, avoid_sentinel_in_codes, restore_sentinel,
-};
+pub use sentinel::{LOST_SCALES, SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{CombineMode, ROW_SCALE_BYTES, Rank, Shape};
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};

@@ -338,6 +338,14 @@ impl Arguments for DispatchWith {
     }
 
     #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        match self.options.encoded.all_ones {
+            0 => self.args.all_ones_of_input(),
+            word => word,
+        }
+    }
+
+    #[inline(always)]
     fn row_stride(&self, tensor: Tensor) -> u32 {
         self.args.row_stride(tensor)
     }
@@ -416,6 +424,11 @@ impl<A: Arguments> Arguments for AsTheyCame<A> {
     #[inline(always)]
     fn last_word(&self) -> u64 {
         self.0.last_word()
+    }
+
+    #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        self.0.all_ones_of_input()
     }
 
     #[inline(always)]

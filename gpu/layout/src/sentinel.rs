@@ -14,18 +14,6 @@ pub const fn avoid_sentinel(word: u32) -> u32 {
     if word < SENTINEL { word } else { SENTINEL - 1 }
 }
 
-/// Word of codes that a row carries for `word`: the first of four e4m3 codes `0xff` becomes `0x7f`, and all
-/// four stay NaNs. One less would be a number. `are_bytes`: whether each code has a byte; of smaller ones all
-/// words travel, with flags.
-#[inline(always)]
-pub const fn avoid_sentinel_in_codes(word: u32, are_bytes: bool) -> u32 {
-    if word == SENTINEL && are_bytes {
-        SENTINEL - 0x80
-    } else {
-        word
-    }
-}
-
 /// Word that no row carries among its scales: [`restore_sentinel`] takes it for [`SENTINEL`]. Only a user who
 /// encodes tokens can give it: no encoder makes f32 scales that are NaN, e4m3 scales of `0xff`, or e8m0
 /// scales of 254.

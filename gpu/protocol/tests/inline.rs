@@ -198,10 +198,6 @@ impl Tiles for Machine {
         vector
     }
 
-    fn avoid_sentinel_in_codes(&self, vector: u32) -> u32 {
-        vector
-    }
-
     fn add_bf16(&self, sums: u32, vector: u32) -> u32 {
         sums.wrapping_mul(3).wrapping_add(vector)
     }

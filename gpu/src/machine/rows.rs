@@ -1,6 +1,6 @@
 //! Rows that pass through a warp's registers.
 
-use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel, avoid_sentinel_in_codes};
+use ferry_layout::{Arguments, ByteOffset, SENTINEL};
 #[cfg(ferry_sm = "90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
 #[cfg(ferry_sm = "90")]
@@ -105,13 +105,8 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn avoid_sentinel(&self, vector: Vector) -> Vector {
-        vector.map(avoid_sentinel)
-    }
-
-    #[inline(always)]
-    fn avoid_sentinel_in_codes(&self, vector: Vector) -> Vector {
-        let are_bytes = self.common().shape.format().never_encodes_sentinel();
-        vector.map(|word| avoid_sentinel_in_codes(word, are_bytes))
+        let all_ones = self.args.all_ones_of_input();
+        vector.map(|word| if word < SENTINEL { word } else { all_ones })
     }
 
     #[inline(always)]

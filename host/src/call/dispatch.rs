@@ -42,6 +42,7 @@ impl DispatchInput {
         }
         let dims = [tokens, config.hidden];
         let encoded = self.encoded(config.format, dims)?;
+        self.require_scales_of_codes(config.format)?;
         self.x
             .require_rows("x", dims, self.element(config.format))?;
         self.require_ids(plan)?;

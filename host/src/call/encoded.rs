@@ -62,8 +62,21 @@ impl DispatchInput {
             // Of scales of a byte, four are a word.
             row_stride: stride(0) / (4 / words),
             word_stride: if words == 4 { stride(1) } else { 1 },
-            is_on: 1,
+            all_ones: format.all_ones(),
             is_packed: is_packed.into(),
+        })
+    }
+
+    /// Refuses codes without scales.
+    pub(super) fn require_scales_of_codes(&self, format: TokenFormat) -> Result<(), TensorError> {
+        let codes = DataType::of_tokens(format);
+        if self.scales.is_some() || codes == DataType::Bf16 || self.x.data_type != codes {
+            return Ok(());
+        }
+        Err(TensorError {
+            tensor: "scales",
+            wanted: format!("a tensor, as x is {codes}"),
+            given: "none".to_owned(),
         })
     }
 

@@ -1,18 +1,16 @@
 //! Tokens that the user has encoded: instead of being encoded, they are copied to where encoded ones go. Rows
 //! look the same, so receivers know nothing of it.
 //!
-//! Words that mean something on the way change: see [`avoid_sentinel_in_codes`] and [`LOST_SCALES`].
+//! Words that mean something on the way change: see [`TokenFormat::all_ones`] and [`LOST_SCALES`].
 
-#[cfg(doc)]
-use ferry_layout::avoid_sentinel_in_codes;
 use ferry_layout::{
     DispatchOptions, EncodedInput, Fault, FaultKind, LOST_SCALES, Rank, Region, SENTINEL, Table,
-    Tensor, TokenFormat, avoid_sentinel,
+    TokenFormat, avoid_sentinel,
 };
 
 use crate::dispatch::route::Route;
 use crate::dispatch::scales::words_of;
-use crate::machine::rows::{Bits, ByteRange, OutputRow, Row, TokenPart};
+use crate::machine::rows::{OutputRow, TokenPart};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::work::item::RowLocation;
@@ -21,30 +19,28 @@ use crate::work::ranks::{for_each_bit, p2p_ranks};
 /// Whether the input is encoded. Never in BF16, for which kernels have no code for it.
 #[inline(always)]
 pub fn is_encoded(format: TokenFormat, options: &DispatchOptions) -> bool {
-    options.encoded.is_on != 0 && !matches!(format, TokenFormat::Bf16)
+    options.encoded.is_on() && !matches!(format, TokenFormat::Bf16)
 }
 
-/// Copies a part of an encoded token to its rows in windows: codes to the row `to(i)` for every bit `i` of
-/// `targets`, and scales to the same rows.
+/// Writes the scales of a part of an encoded token to every rank that holds one of its experts. The codes are
+/// copied like BF16.
 #[inline(always)]
-pub fn send<M: Machine>(
+pub fn send_scales<M: Machine>(
     launch: &Launch<M>,
     encoded: &EncodedInput,
     route: Route<M::Lanes<u32>>,
     location: RowLocation,
-    targets: impl Bits,
-    to: impl Fn(u32) -> Row,
 ) {
     let (machine, common) = (launch.machine, launch.common);
     let Route { token, ranks, .. } = route;
     let p2p = p2p_ranks(machine, common, ranks);
-    let staging = common.row.scales(common.window.dispatch_staging(token));
     let part = TokenPart {
         token,
         range: location.range,
     };
-    copy(launch, encoded, part, targets, to, |first, end, words| {
-        let write = |rank, scales: ferry_layout::ByteOffset| {
+    put_scales(launch, encoded, part, |first, end, words| {
+        let write = |rank, row| {
+            let scales = common.row.scales(row);
             machine.lanes(|lane| {
                 if first + lane < end {
                     // With flags all words travel.
@@ -56,11 +52,9 @@ pub fn send<M: Machine>(
                 }
             });
         };
-        for_each_bit(p2p, |rank| {
-            write(Rank(rank), common.row.scales(location.row));
-        });
+        for_each_bit(p2p, |rank| write(Rank(rank), location.row));
         if ranks != p2p {
-            write(common.rank(), staging);
+            write(common.rank(), common.window.dispatch_staging(token));
         }
     });
 }
@@ -77,8 +71,7 @@ pub fn place<M: Machine>(
     to: impl Fn(u32) -> OutputRow,
 ) {
     let machine = launch.machine;
-    let row = |target| Row::Tensor(Tensor::Output, to(target).row);
-    copy(launch, encoded, part, targets, row, |first, end, words| {
+    put_scales(launch, encoded, part, |first, end, words| {
         for_each_bit(targets, |target| {
             let start = to(target).scales as u64;
             machine.lanes(|lane| {
@@ -89,34 +82,16 @@ pub fn place<M: Machine>(
             });
         });
     });
+    machine.write_token(TokenFormat::Bf16, part, stride, targets, to);
 }
 
-/// Copies the codes of a part of a token, and calls `put` for its scales: with the number of the first word,
-/// the end of the words, and a word for each lane from the first on.
-#[inline(always)]
-fn copy<M: Machine>(
-    launch: &Launch<M>,
-    encoded: &EncodedInput,
-    part: TokenPart,
-    targets: impl Bits,
-    to: impl Fn(u32) -> Row,
-    put: impl Fn(u32, u32, M::Lanes<u32>),
-) {
-    let (machine, TokenPart { token, range }) = (launch.machine, part);
-    let from = Row::Tensor(Tensor::Codes, token);
-    // The scales first: loads that queue behind the stores of the codes take many times as long.
-    put_scales(launch, encoded, token, range, put);
-    machine.copy_arrived(range, from, targets, to);
-}
-
-/// Calls `put` for the scales of a byte range of a token's codes, as rows carry them, and reports words that
-/// no row carries.
+/// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first word, the
+/// end of the words, and a word for each lane from the first on. Reports words that no row carries.
 #[inline(always)]
 fn put_scales<M: Machine>(
     launch: &Launch<M>,
     encoded: &EncodedInput,
-    token: u32,
-    range: ByteRange,
+    TokenPart { token, range }: TokenPart,
     put: impl Fn(u32, u32, M::Lanes<u32>),
 ) {
     let machine = launch.machine;

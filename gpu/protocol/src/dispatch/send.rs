@@ -101,13 +101,15 @@ fn write_payload<M: Machine>(
         rank => location.of(Rank(rank)),
     };
     let targets = targets.rotate_right(rotation);
+    let is_encoded = pass_through::is_encoded(shape.format(), options);
+    if is_encoded {
+        // First, as loads that queue behind the stores of the payload take many times as long.
+        pass_through::send_scales(launch, &options.encoded, route, location);
+    }
     match shape.format() {
-        TokenFormat::Bf16 => {
+        format if is_encoded || matches!(format, TokenFormat::Bf16) => {
             let from = Row::Tensor(Tensor::Input, token);
             machine.copy_arrived(range, from, targets, to);
-        }
-        format if pass_through::is_encoded(format, options) => {
-            pass_through::send(launch, &options.encoded, route, location, targets, to);
         }
         _ => machine.encode_row(range, token, targets, to),
     }

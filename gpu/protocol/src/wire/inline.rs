@@ -81,8 +81,7 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 /// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`, reading each
 /// word once. `ahead` is the result of [`load_first`].
 ///
-/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel), and so do
-/// [codes](ferry_layout::avoid_sentinel_in_codes). Waits for every word of a
+/// Words of [`Tensor::Input`] [avoid the sentinel](Tiles::avoid_sentinel). Waits for every word of a
 /// row with inline flags, which is in the own window, and re-arms the row.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(
@@ -132,16 +131,10 @@ fn pass<T: Tiles + Deadline, const DEPTH: usize>(
             *vector = machine.avoid_sentinel(*vector);
         }
     }
-    let is_codes = matches!(from, Row::Tensor(Tensor::Codes, _));
-    if is_codes {
-        for vector in &mut tile {
-            *vector = machine.avoid_sentinel_in_codes(*vector);
-        }
-    }
     while let Some(target) = targets.take_lowest() {
         let target = machine.row(to(target));
         debug_assert_is_inside(machine, target, start, range);
-        match is_input || is_codes {
+        match is_input {
             true => machine.store_polled(target, start, range.end, &tile),
             false => machine.store_tile(target, start, range.end, &tile),
         }

@@ -174,10 +174,6 @@ impl Tiles for InlineWarp<'_> {
         ferry_layout::avoid_sentinel(vector)
     }
 
-    fn avoid_sentinel_in_codes(&self, vector: u32) -> u32 {
-        ferry_layout::avoid_sentinel_in_codes(vector, true)
-    }
-
     /// Integers do as well.
     fn add_bf16(&self, sums: u32, vector: u32) -> u32 {
         sums + vector
