@@ -46,7 +46,10 @@ fn refused(
     (rank, input, buffers, _): &mut (Communicator, DispatchInput, DispatchBuffers, DevicePtr),
     scales: Option<Tensor<2>>,
 ) -> String {
-    let input = DispatchInput { scales, ..*input };
+    let input = DispatchInput {
+        x_scales: scales,
+        ..*input
+    };
     let made = rank.dispatch(STREAM, &input, buffers.output());
     made.expect_err("was not refused").to_string()
 }
@@ -63,42 +66,46 @@ fn scales_that_do_not_fit_are_named() {
     for (scales, wanted) in [
         (
             None,
-            "tensor scales: wanted a tensor, as x is e4m3, given none",
+            "tensor x_scales: wanted a tensor, as x is e4m3, given none",
         ),
         (
             Some(dense(DataType::F32, [3, 5])),
-            "tensor scales: wanted shape [3, 4], given [3, 5]",
+            "tensor x_scales: wanted shape [3, 4], given [3, 5]",
         ),
         (
             Some(dense(DataType::F32, [4, 3])),
-            "tensor scales: wanted shape [3, 4], given [4, 3]",
+            "tensor x_scales: wanted shape [3, 4], given [4, 3]",
         ),
         (
             Some(dense(DataType::I32, [3, 4])),
-            "tensor scales: wanted shape [3, 1], given [3, 4]",
+            "tensor x_scales: wanted shape [3, 1], given [3, 4]",
         ),
         (
             Some(dense(DataType::E8m0, [3, 4])),
-            "tensor scales: wanted elements of f32, given e8m0",
+            "tensor x_scales: wanted elements of f32, given e8m0",
         ),
         (
             Some(Tensor {
                 at: at.plus(2),
                 ..dense(DataType::F32, [3, 4])
             }),
-            "tensor scales: wanted an address that is a multiple of 4",
+            "tensor x_scales: wanted an address that is a multiple of 4",
         ),
         (
             Some(strided([1 << 31, 1])),
-            "tensor scales: wanted rows a multiple of 1 elements apart, fewer than 2^31",
+            "tensor x_scales: wanted rows a multiple of 1 elements apart, fewer than 2^31",
         ),
         (
             Some(strided([1, 1 << 31])),
-            "tensor scales: wanted columns fewer than 2^31 elements apart",
+            "tensor x_scales: wanted columns fewer than 2^31 elements apart",
+        ),
+        (
+            Some(strided([(1 << 31) - 1, 1])),
+            "tensor x_scales: wanted at most 16 GiB from the first element to the last",
         ),
         (
             Some(strided([1, 1000])),
-            "tensor scales: wanted 12012 bytes at its address (shape [3, 4]), given 8192",
+            "tensor x_scales: wanted 12012 bytes at its address (shape [3, 4]), given 8192",
         ),
     ] {
         let text = refused(&mut of, scales);
@@ -125,7 +132,7 @@ fn scales_of_a_byte_are_read_in_words() {
     }
     let floats = Tensor::contiguous(of.3, DataType::F32, [3, WIDE / 32]);
     let text = refused(&mut of, Some(floats));
-    assert_eq!(text, "tensor scales: wanted elements of e8m0, given f32");
+    assert_eq!(text, "tensor x_scales: wanted elements of e8m0, given f32");
     of.0.close().unwrap();
 }
 
@@ -140,7 +147,7 @@ fn packed_scales_need_whole_words() {
     let scales = Tensor::contiguous(of.3, DataType::I32, [3, 1]);
     assert_eq!(
         refused(&mut of, Some(scales)),
-        "tensor scales: wanted elements of f32, as hidden 384 is no multiple of 512: a word holds scales of so \
+        "tensor x_scales: wanted elements of f32, as hidden 384 is no multiple of 512: a word holds scales of so \
          many elements, given i32"
     );
     of.0.close().unwrap();
@@ -152,7 +159,7 @@ fn formats_and_arguments_that_exclude_scales() {
     let any = Some(Tensor::contiguous(of.3, DataType::F32, [3, 4]));
     assert_eq!(
         refused(&mut of, any),
-        "tensor scales: wanted none (format bf16, whose x has no scales), given a tensor"
+        "tensor x_scales: wanted none (format bf16, whose x has no scales), given a tensor"
     );
     of.0.close().unwrap();
     let mut of = rank_of(wide(TokenFormat::Nvfp4RowScaled(ScaleLayout::RowMajor)));
@@ -188,9 +195,8 @@ fn options_are_needed_by_expert_alone() {
         receive: ReceiveLayout::Compact,
         ..config
     });
-    let input = DispatchInput { scales, ..input };
     let input = DispatchInput {
-        scales: input.scales.map(|scales| Tensor {
+        x_scales: scales.map(|scales| Tensor {
             at: rank.device().alloc(64).unwrap(),
             ..scales
         }),
@@ -211,7 +217,7 @@ fn outputs_in_the_memory_of_scales_are_refused() {
         ..Tensor::contiguous(at, DataType::F32, [3, GROUPS])
     };
     let input = DispatchInput {
-        scales: Some(scales),
+        x_scales: Some(scales),
         ..input
     };
     // Elements 0 to 2 + 3 * 5.
@@ -227,7 +233,7 @@ fn outputs_in_the_memory_of_scales_are_refused() {
                 rank.give_up(STREAM).unwrap();
             }
             Err(Error::TensorsOverlap { first, second }) => {
-                assert_eq!([first, second], ["expert_ids", "scales"]);
+                assert_eq!([first, second], ["expert_ids", "x_scales"]);
                 assert!(!is_taken, "element {element}");
             }
             Err(error) => panic!("{error}"),
@@ -243,7 +249,7 @@ fn outputs_between_rows_of_codes_are_taken() {
     let (mut rank, input, buffers, at) = rank_of(wide(TokenFormat::BlockwiseFp8));
     let input = DispatchInput {
         x: input.x.with_row_stride(WIDE + 16),
-        scales: Some(Tensor::contiguous(at, DataType::F32, [3, GROUPS])),
+        x_scales: Some(Tensor::contiguous(at, DataType::F32, [3, GROUPS])),
         ..input
     };
     for (byte, is_taken) in [

@@ -94,18 +94,18 @@ static void compare(const team *of, const rank_state *rank, const encoded_round 
 
 static void refuse(const rank_state *rank, const encoded_round *round) {
     ferry_dispatch_input input = round->in.input;
-    REFUSED(FERRY_INVALID_TENSOR, "tensor scales: wanted a tensor, as x is e4m3, given none",
+    REFUSED(FERRY_INVALID_TENSOR, "tensor x_scales: wanted a tensor, as x is e4m3, given none",
             ferry_dispatch(rank->communicator, rank->stream, &input, &round->rows));
-    input.scales = ferry_tensor_2d(round->memory[1], FERRY_F32, TOKENS, GROUPS + 1);
-    REFUSED(FERRY_INVALID_TENSOR, "tensor scales: wanted shape [6, 4], given [6, 5]",
+    input.x_scales = ferry_tensor_2d(round->memory[1], FERRY_F32, TOKENS, GROUPS + 1);
+    REFUSED(FERRY_INVALID_TENSOR, "tensor x_scales: wanted shape [6, 4], given [6, 5]",
             ferry_dispatch(rank->communicator, rank->stream, &input, &round->rows));
-    input.scales = ferry_tensor_2d(round->memory[1], FERRY_E8M0, TOKENS, GROUPS);
-    REFUSED(FERRY_INVALID_TENSOR, "tensor scales: wanted elements of f32, given e8m0",
+    input.x_scales = ferry_tensor_2d(round->memory[1], FERRY_E8M0, TOKENS, GROUPS);
+    REFUSED(FERRY_INVALID_TENSOR, "tensor x_scales: wanted elements of f32, given e8m0",
             ferry_dispatch(rank->communicator, rank->stream, &input, &round->rows));
-    input.scales = scales_in(round, 0);
-    input.scales.strides[0] = UINT64_C(1) << 31;
-    input.scales.strides[1] = 1;
-    REFUSED(FERRY_INVALID_TENSOR, "tensor scales: wanted rows",
+    input.x_scales = scales_in(round, 0);
+    input.x_scales.strides[0] = UINT64_C(1) << 31;
+    input.x_scales.strides[1] = 1;
+    REFUSED(FERRY_INVALID_TENSOR, "tensor x_scales: wanted rows",
             ferry_dispatch(rank->communicator, rank->stream, &input, &round->rows));
 }
 
@@ -114,7 +114,7 @@ static void lose(const rank_state *rank, encoded_round *round) {
     uint32_t lost = 0xfffffffe;
     uint64_t at = round->memory[1] + (2 * GROUPS + 1) * sizeof lost;
     OK(ferry_device_upload(rank->device, at, &lost, sizeof lost));
-    round->in.input.scales = scales_in(round, 0);
+    round->in.input.x_scales = scales_in(round, 0);
     OK(ferry_dispatch(rank->communicator, rank->stream, &round->in.input, &round->rows));
     OK(ferry_give_up(rank->communicator, rank->stream));
 }
@@ -134,7 +134,7 @@ void test_encoded(ferry_group *group) {
         for (size_t i = 0; i < of.count; i++) {
             const rank_state *rank = &of.local[i];
             OK(ferry_dispatch_buffers_fill(rounds[i].buffers, 0xa5));
-            rounds[i].in.input.scales = scales_in(&rounds[i], form);
+            rounds[i].in.input.x_scales = scales_in(&rounds[i], form);
             OK(ferry_dispatch(rank->communicator, rank->stream, &rounds[i].in.input, &rounds[i].rows));
             OK(ferry_give_up(rank->communicator, rank->stream));
         }

@@ -131,7 +131,7 @@ FIELD(ferry_dispatch_input, topk_ids, 112);
 FIELD(ferry_dispatch_input, topk_weights, 216);
 FIELD(ferry_dispatch_input, input_scale, 320);
 FIELD(ferry_dispatch_input, tokens_on_device, 424);
-FIELD(ferry_dispatch_input, scales, 528);
+FIELD(ferry_dispatch_input, x_scales, 528);
 
 SIZE(ferry_combine_input, 1048);
 FIELD(ferry_combine_input, size, 0);

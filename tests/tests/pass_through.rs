@@ -109,7 +109,7 @@ fn some_ranks_are_given_bf16() {
                     let (device, given) = (own.device(), &mut tensors[round][rank].input);
                     let mut x = problem.inputs[rank].x.clone();
                     x.resize(given.x.elements(), ferry_reference::bf16::NAN);
-                    (given.x, given.scales) =
+                    (given.x, given.x_scales) =
                         (device.upload_tensor(given.x.dims, &x).unwrap(), None);
                     if matches!(case.format, TokenFormat::Nvfp4(_)) {
                         given.input_scale =

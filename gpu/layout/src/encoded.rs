@@ -39,14 +39,15 @@ impl EncodedInput {
         self.all_ones != 0
     }
 
-    /// Index, in the user's scales, of the word that holds word `word` of a token's scales.
+    /// Index, in the user's scales, of the word that holds word `word` of a token's scales. The host refuses
+    /// scales with more words than 32 bits number.
     #[inline(always)]
-    pub const fn word_index(&self, token: u32, word: u32) -> u64 {
+    pub const fn word_index(&self, token: u32, word: u32) -> u32 {
         let word = match self.is_packed {
             0 => word,
             _ => word / 4,
         };
-        token as u64 * self.row_stride as u64 + word as u64 * self.word_stride as u64
+        token * self.row_stride + word * self.word_stride
     }
 
     /// Word `word` of a token's scales, as rows carry them, from the user's word that holds it.

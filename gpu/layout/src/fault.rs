@@ -21,7 +21,7 @@ pub enum FaultKind {
     DuplicateExpert,
     /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
-    /// A word of the user's scales is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
+    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
     /// of a byte, `0xfe` and then three times `0xff`. It arrived as `0xffffffff`, all NaNs.
     LostScales,
     /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
@@ -130,7 +130,7 @@ impl Region {
             Self::TokensOnDevice => "tokens_on_device",
             Self::ScaleBlocks => "blocks of tiled scales",
             Self::LastLaunch => "last launch",
-            Self::InputScales => "scales",
+            Self::InputScales => "x_scales",
         }
     }
 }

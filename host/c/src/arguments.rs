@@ -17,7 +17,7 @@ pub struct ferry_dispatch_input {
     /// sizeof(ferry_dispatch_input).
     pub size: usize,
     /// FERRY_BF16 [tokens, hidden], 16-byte aligned. Rows may be apart: strides[0] is a multiple of 16 bytes.
-    /// With scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
+    /// With x_scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
     pub x: ferry_tensor,
     /// FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
     /// ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
@@ -41,7 +41,7 @@ pub struct ferry_dispatch_input {
     /// Codes and scales arrive with the bits that they have, but for two 32-bit words: four FERRY_E4M3 codes
     /// 0xff arrive as 0x7f 0xff 0xff 0xff, all NaN, and a word of scales 0xfffffffe arrives as 0xffffffff,
     /// all NaN, and is an input fault, FERRY_FAULT_LOST_SCALES.
-    pub scales: ferry_tensor,
+    pub x_scales: ferry_tensor,
 }
 sized!(ferry_dispatch_input, 528);
 
@@ -156,7 +156,7 @@ impl ferry_dispatch_input {
                 topk_weights: self.topk_weights.get("topk_weights")?,
                 input_scale: self.input_scale.get("input_scale")?,
                 tokens_on_device: self.tokens_on_device.get("tokens_on_device")?,
-                scales: self.scales.get("scales")?,
+                x_scales: self.x_scales.get("x_scales")?,
             })
         }
     }

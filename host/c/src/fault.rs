@@ -36,7 +36,7 @@ pub enum ferry_fault_kind {
     /// twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     /// was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
-    /// A word of the scales of token index is 0xfffffffe, which no row carries: 0xffffffff arrived, all NaN.
+    /// A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff arrived, all NaN.
     /// wanted is the word's index among the token's scales.
     FERRY_FAULT_LOST_SCALES = 10,
 }
@@ -69,7 +69,7 @@ pub enum ferry_region {
     FERRY_REGION_SCALE_BLOCKS = 10,
     /// The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
-    /// The caller's scales of an encoded x.
+    /// The caller's x_scales.
     FERRY_REGION_INPUT_SCALES = 12,
 }
 

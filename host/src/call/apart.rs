@@ -18,7 +18,7 @@ impl DispatchOutput {
         let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
         let scale = ("input_scale", extent(input.input_scale.as_ref()));
         let count = ("tokens_on_device", extent(input.tokens_on_device.as_ref()));
-        let scales = ("scales", input.extent_of_scales());
+        let scales = ("x_scales", input.extent_of_scales());
         self.require_outside(&input.x, &[ids, weights, scale, count, scales])
     }
 
@@ -29,7 +29,7 @@ impl DispatchOutput {
             return Ok(());
         }
         let scale = ("input_scale", extent(sent.input.input_scale.as_ref()));
-        let scales = ("scales", sent.input.extent_of_scales());
+        let scales = ("x_scales", sent.input.extent_of_scales());
         self.require_outside(&sent.input.x, &[scale, scales])
     }
 

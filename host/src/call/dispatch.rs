@@ -120,7 +120,7 @@ impl DispatchInput {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     /// Input of the first half. With a shared expert, the second half writes its `x`, in the plan's format
-    /// and with its `input_scale` or `scales`, to the shared expert's rows.
+    /// and with its `input_scale` or `x_scales`, to the shared expert's rows.
     pub(super) input: DispatchInput,
     /// Its scales, if it is encoded.
     encoded: EncodedInput,

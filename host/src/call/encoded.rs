@@ -12,10 +12,13 @@ use crate::tensor::{Element, Tensor};
 /// as DeepGEMM takes them on sm_100.
 const PACKED: usize = 4;
 
+/// Bytes of words that kernels number in 32 bits.
+const MOST_BYTES: u64 = 4 << 32;
+
 impl DispatchInput {
     /// Type of the elements of `x`.
     pub(super) const fn element(&self, format: TokenFormat) -> Element {
-        match self.scales {
+        match self.x_scales {
             Some(_) => Element::row(DataType::of_tokens(format)),
             None => Element::BF16_ROW,
         }
@@ -27,7 +30,7 @@ impl DispatchInput {
         format: TokenFormat,
         [tokens, hidden]: [usize; 2],
     ) -> Result<EncodedInput, TensorError> {
-        let Some(scales) = &self.scales else {
+        let Some(scales) = &self.x_scales else {
             return Ok(EncodedInput::NONE);
         };
         let group = match format {
@@ -70,11 +73,11 @@ impl DispatchInput {
     /// Refuses codes without scales.
     pub(super) fn require_scales_of_codes(&self, format: TokenFormat) -> Result<(), TensorError> {
         let codes = DataType::of_tokens(format);
-        if self.scales.is_some() || codes == DataType::Bf16 || self.x.data_type != codes {
+        if self.x_scales.is_some() || codes == DataType::Bf16 || self.x.data_type != codes {
             return Ok(());
         }
         Err(TensorError {
-            tensor: "scales",
+            tensor: "x_scales",
             wanted: format!("a tensor, as x is {codes}"),
             given: "none".to_owned(),
         })
@@ -82,7 +85,7 @@ impl DispatchInput {
 
     /// Memory of the scales, gaps included, if there are any.
     pub(super) fn extent_of_scales(&self) -> Option<Extent> {
-        self.scales.map(|scales| Extent {
+        self.x_scales.map(|scales| Extent {
             address: scales.at.address(),
             bytes: scales.span().unwrap_or(u64::MAX),
         })
@@ -91,7 +94,7 @@ impl DispatchInput {
 
 fn unwanted(format: TokenFormat, reason: &str) -> TensorError {
     TensorError {
-        tensor: "scales",
+        tensor: "x_scales",
         wanted: format!("none (format {format}, {reason})"),
         given: "a tensor".to_owned(),
     }
@@ -103,7 +106,7 @@ fn packed_columns(hidden: usize, group: usize) -> Result<usize, TensorError> {
         return Ok(hidden / (PACKED * group));
     }
     Err(TensorError {
-        tensor: "scales",
+        tensor: "x_scales",
         wanted: format!(
             "elements of f32, as hidden {hidden} is no multiple of {}: a word holds scales of so many \
              elements",
@@ -118,12 +121,12 @@ impl Tensor<2> {
     fn require_words(&self, dims: [usize; 2], element: Element) -> Result<(), TensorError> {
         let refused = |wanted: String| {
             Err(TensorError {
-                tensor: "scales",
+                tensor: "x_scales",
                 wanted,
                 given: format!("strides {:?} (shape {dims:?})", self.strides),
             })
         };
-        self.require_elements("scales", dims, element)?;
+        self.require_elements("x_scales", dims, element)?;
         let of_word = 4 / (element.data_type.bits() as usize / 8);
         let [row, between] = self.strides;
         if self.elements() > 0 {
@@ -139,7 +142,10 @@ impl Tensor<2> {
                 return refused("columns fewer than 2^31 elements apart".to_owned());
             }
         }
-        self.require_memory("scales", self.span())
+        if self.span().is_none_or(|bytes| bytes > MOST_BYTES) {
+            return refused("at most 16 GiB from the first element to the last".to_owned());
+        }
+        self.require_memory("x_scales", self.span())
     }
 
     /// Bytes from the first element to the end of the last, gaps included; `None` if they cannot be counted.

@@ -24,11 +24,11 @@ use crate::tensor::data_type::DataType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
     /// BF16 `[tokens, hidden]`, 16-byte aligned, which dispatch encodes in the plan's format; or with
-    /// [`scales`](Self::scales) codes of that format, which travel as they are: e4m3 or e2m1 (two a byte, the
+    /// [`x_scales`](Self::x_scales) codes of that format, which travel as they are: e4m3 or e2m1 (two a byte, the
     /// even one in the low half) `[tokens, hidden]`, 16-byte aligned. Rows may have a stride
     /// ([`Tensor::with_row_stride`]). In a split dispatch with a
     /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale` or
-    /// `scales`.
+    /// `x_scales`.
     pub x: Tensor<2>,
     /// i32 or i64 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
     /// `-1..experts` is not routed either, and reported as a fault. Each rank and call may choose the type;
@@ -70,7 +70,7 @@ pub struct DispatchInput {
     /// exact; `0xff` as NaN. Not with `input_scale`: the global scale of NVFP4 codes is the caller's, and rows
     /// do not carry it. By expert it needs [`Config::options`](crate::Config::options), which a shared expert
     /// and `skip_a2a` imply. Not in formats whose rows have scales of their own, nor in BF16.
-    pub scales: Option<Tensor<2>>,
+    pub x_scales: Option<Tensor<2>>,
 }
 
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
@@ -264,7 +264,7 @@ impl DispatchInput {
             topk_weights: None,
             input_scale: None,
             tokens_on_device: None,
-            scales: None,
+            x_scales: None,
         }
     }
 }

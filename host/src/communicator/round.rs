@@ -47,7 +47,7 @@ impl Communicator {
     /// next. The kernel waits until every rank has read the rows of the round before, which is usually the
     /// case when it begins, and for nothing else from its peers. Enqueues only; `input` is in use until
     /// `stream` has passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x`,
-    /// `input_scale` and `scales` until `stream` has passed the kernel of the wait. Collective.
+    /// `input_scale` and `x_scales` until `stream` has passed the kernel of the wait. Collective.
     ///
     /// # Errors
     /// Those of [`dispatch`](Self::dispatch) about inputs; [`Error::SplitWithoutTravel`] with
@@ -61,7 +61,7 @@ impl Communicator {
     /// [`combine`](Self::combine), [`combine_async`](Self::combine_async) or [`give_up`](Self::give_up) comes
     /// next. Enqueues only; `output` is in use until `stream` has passed the kernel, which must come after
     /// that of [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except
-    /// `x`, `input_scale` and `scales` with a [shared expert](crate::Config::shared_expert). Collective.
+    /// `x`, `input_scale` and `x_scales` with a [shared expert](crate::Config::shared_expert). Collective.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if no `dispatch_async` waits for this; [`Error::TooManyScales`],

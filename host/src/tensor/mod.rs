@@ -11,7 +11,7 @@ use crate::tensor::handles::DevicePtr;
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
 /// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), except a dispatch's `x`
-/// ([`with_row_stride`](Tensor::with_row_stride)) and [`scales`](crate::DispatchInput::scales). Anything else is refused, and so are elements of
+/// ([`with_row_stride`](Tensor::with_row_stride)) and [`x_scales`](crate::DispatchInput::x_scales). Anything else is refused, and so are elements of
 /// another type than the argument's ([`DataType`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
@@ -131,7 +131,7 @@ impl Tensor<2> {
     /// Sets the distance between rows to `stride` elements, as in a view of columns; the elements of a row
     /// have no gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that
     /// is a multiple of 16 bytes (8 elements of BF16) below 2^31 elements, and so may its
-    /// [`scales`](crate::DispatchInput::scales); all others are refused unless there is only one
+    /// [`x_scales`](crate::DispatchInput::x_scales); all others are refused unless there is only one
     /// row. A stride of 0 repeats one row.
     pub const fn with_row_stride(self, stride: usize) -> Self {
         Self {

@@ -15,6 +15,7 @@ use super::settings::Settings;
 use super::specials;
 use super::tensors::HALVES;
 use crate::formats::{self, Given, Strides};
+use crate::verify::Compared;
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -291,6 +292,14 @@ impl Case {
                 self.hidden,
                 self.rows(most.max(self.most_tokens)).max(1),
             )
+        }
+    }
+
+    /// Extent of a comparison, and the settings of the compared rounds.
+    pub fn compared(&self) -> Compared {
+        Compared {
+            given: self.given,
+            ..Compared::with_shared(self.shared_expert)
         }
     }
 

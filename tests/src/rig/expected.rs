@@ -105,10 +105,7 @@ impl Expected {
             false => problem.clone(),
         };
         let scale = factors(case.experts, round);
-        let compared = Compared {
-            given: case.given,
-            ..Compared::with_shared(case.shared_expert)
-        };
+        let compared = case.compared();
         let here = case.experts / case.ranks;
         let share = |rank: usize| {
             let all = Problem {

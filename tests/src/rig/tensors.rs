@@ -113,7 +113,7 @@ impl Tensors {
                 topk_weights: Some(weights),
                 input_scale: given.map(|_| scale),
                 tokens_on_device: room.counted.then_some(count),
-                scales,
+                x_scales: scales,
                 ..DispatchInput::new(x, ids)
             },
             output,
@@ -170,7 +170,7 @@ impl Tensors {
         let ([_, hidden], [_, top_k]) = (self.input.x.dims, self.input.topk_ids.dims);
         let more = rows - tokens;
         let x = [&input.x[..tokens * hidden], &vec![bf16::NAN; more * hidden]].concat();
-        match self.input.scales {
+        match self.input.x_scales {
             None => device.upload(self.input.x.at, bytemuck::cast_slice(&x))?,
             Some(_) => {
                 let tokens = x.chunks(hidden).map(|row| self.encoding.encode(row));
@@ -194,7 +194,7 @@ impl Tensors {
 
     /// Uploads tokens, and their scales.
     pub fn put_encoded(&self, device: &dyn Device, tokens: &[Encoded]) -> Result<(), Error> {
-        let Some(scales) = self.input.scales else {
+        let Some(scales) = self.input.x_scales else {
             return Ok(());
         };
         let codes = tokens.iter().map(|token| &token.payload[..]);
@@ -221,7 +221,7 @@ impl Tensors {
     fn resize(&mut self, rows: usize) {
         self.input.x.dims[0] = rows;
         self.input.topk_ids.dims[0] = rows;
-        if let Some(scales) = &mut self.input.scales {
+        if let Some(scales) = &mut self.input.x_scales {
             scales.dims[0] = rows;
         }
         let weights = [

@@ -4,17 +4,16 @@
 //! Words that mean something on the way change: see [`TokenFormat::all_ones`] and [`LOST_SCALES`].
 
 use ferry_layout::{
-    DispatchOptions, EncodedInput, Fault, FaultKind, LOST_SCALES, Rank, Region, SENTINEL, Table,
-    TokenFormat, avoid_sentinel,
+    ByteOffset, DispatchOptions, EncodedInput, Fault, FaultKind, LOST_SCALES, Rank, Region,
+    SENTINEL, Table, TokenFormat, avoid_sentinel,
 };
 
-use crate::dispatch::route::Route;
 use crate::dispatch::scales::words_of;
-use crate::machine::rows::{OutputRow, TokenPart};
+use crate::machine::rows::{Bits, OutputRow, TokenPart};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::work::item::RowLocation;
-use crate::work::ranks::{for_each_bit, p2p_ranks};
+use crate::work::ranks::for_each_bit;
 
 /// Whether the input is encoded. Never in BF16, for which kernels have no code for it.
 #[inline(always)]
@@ -22,40 +21,39 @@ pub fn is_encoded(format: TokenFormat, options: &DispatchOptions) -> bool {
     options.encoded.is_on() && !matches!(format, TokenFormat::Bf16)
 }
 
-/// Writes the scales of a part of an encoded token to every rank that holds one of its experts. The codes are
-/// copied like BF16.
+/// Writes the scales of a part of an encoded token to the row at `place(i)`, in a window, for every bit `i` of
+/// `targets`. The codes are copied like BF16.
 #[inline(always)]
 pub fn send_scales<M: Machine>(
     launch: &Launch<M>,
     encoded: &EncodedInput,
-    route: Route<M::Lanes<u32>>,
+    token: u32,
     location: RowLocation,
+    targets: impl Bits,
+    place: impl Fn(u32) -> (Rank, ByteOffset),
 ) {
     let (machine, common) = (launch.machine, launch.common);
-    let Route { token, ranks, .. } = route;
-    let p2p = p2p_ranks(machine, common, ranks);
     let part = TokenPart {
         token,
         range: location.range,
     };
     put_scales(launch, encoded, part, |first, end, words| {
-        let write = |rank, row| {
+        let words = machine.lanes(
+            |lane| match (location.is_inline, machine.own(words, lane)) {
+                (true, word) => avoid_sentinel(word),
+                // With flags all words travel.
+                (false, word) => word,
+            },
+        );
+        for_each_bit(targets, |target| {
+            let (rank, row) = place(target);
             let scales = common.row.scales(row);
             machine.lanes(|lane| {
                 if first + lane < end {
-                    // With flags all words travel.
-                    let word = match (location.is_inline, machine.own(words, lane)) {
-                        (true, word) => avoid_sentinel(word),
-                        (false, word) => word,
-                    };
-                    machine.write_word(rank, scales.word(first + lane), word);
+                    machine.write_word(rank, scales.word(first + lane), machine.own(words, lane));
                 }
             });
-        };
-        for_each_bit(p2p, |rank| write(Rank(rank), location.row));
-        if ranks != p2p {
-            write(common.rank(), common.window.dispatch_staging(token));
-        }
+        });
     });
 }
 
@@ -71,6 +69,7 @@ pub fn place<M: Machine>(
     to: impl Fn(u32) -> OutputRow,
 ) {
     let machine = launch.machine;
+    report_lost(launch, encoded, part);
     put_scales(launch, encoded, part, |first, end, words| {
         for_each_bit(targets, |target| {
             let start = to(target).scales as u64;
@@ -85,40 +84,64 @@ pub fn place<M: Machine>(
     machine.write_token(TokenFormat::Bf16, part, stride, targets, to);
 }
 
+/// Reports words among a part of a token's scales that no row carries. Apart from their way, as a report takes
+/// registers.
+#[inline(always)]
+pub fn report_lost<M: Machine>(launch: &Launch<M>, encoded: &EncodedInput, part: TokenPart) {
+    let machine = launch.machine;
+    each_words(launch, encoded, part, |first, _, words| {
+        let is_lost = machine.lanes(|lane| machine.own(words, lane) == LOST_SCALES);
+        let lost = machine.ballot(is_lost);
+        if lost != 0 {
+            launch.record_input(FaultKind::LostScales, lost, |lane| Fault {
+                peer: launch.common.rank(),
+                region: Region::InputScales,
+                index: part.token as u64,
+                wanted: (first + lane) as u64,
+                saw: LOST_SCALES as u64,
+                ..launch.fault()
+            });
+        }
+    });
+}
+
 /// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first word, the
-/// end of the words, and a word for each lane from the first on. Reports words that no row carries.
+/// end of the words, and a word for each lane from the first on.
 #[inline(always)]
 fn put_scales<M: Machine>(
     launch: &Launch<M>,
     encoded: &EncodedInput,
-    TokenPart { token, range }: TokenPart,
+    part: TokenPart,
     put: impl Fn(u32, u32, M::Lanes<u32>),
 ) {
     let machine = launch.machine;
-    let (mut first, end) = words_of(launch.common, range);
-    while first < end {
-        // The last lanes read the last word again rather than branch.
-        let word = |lane: u32| (first + lane).min(end - 1);
-        let given = machine.lanes(|lane| {
-            let index = encoded.word_index(token, word(lane));
-            encoded.word_of(machine.read(Table::InputScales, index), word(lane))
-        });
-        let is_lost = machine.lanes(|lane| machine.own(given, lane) == LOST_SCALES);
-        launch.record_input(FaultKind::LostScales, machine.ballot(is_lost), |lane| {
-            Fault {
-                peer: launch.common.rank(),
-                region: Region::InputScales,
-                index: token as u64,
-                wanted: word(lane) as u64,
-                saw: LOST_SCALES as u64,
-                ..launch.fault()
-            }
-        });
-        let words = machine.lanes(|lane| match machine.own(given, lane) {
+    each_words(launch, encoded, part, |first, end, words| {
+        let words = machine.lanes(|lane| match machine.own(words, lane) {
             LOST_SCALES => SENTINEL,
             word => word,
         });
         put(first, end, words);
+    });
+}
+
+/// Calls `each` for the scales of a part of a token, like [`put_scales`], but with all bits that the user gave.
+#[inline(always)]
+fn each_words<M: Machine>(
+    launch: &Launch<M>,
+    encoded: &EncodedInput,
+    TokenPart { token, range }: TokenPart,
+    each: impl Fn(u32, u32, M::Lanes<u32>),
+) {
+    let machine = launch.machine;
+    let (mut first, end) = words_of(launch.common, range);
+    while first < end {
+        let words = machine.lanes(|lane| {
+            // The last lanes read the last word again rather than branch.
+            let word = (first + lane).min(end - 1);
+            let index = encoded.word_index(token, word);
+            encoded.word_of(machine.read(Table::InputScales, index as u64), word)
+        });
+        each(first, end, words);
         first += LANES;
     }
 }

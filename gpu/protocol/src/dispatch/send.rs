@@ -13,7 +13,7 @@ use crate::dispatch::numbering::wait_until_numbered;
 use crate::dispatch::pass_through;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
-use crate::machine::rows::{Bits, Put, Row};
+use crate::machine::rows::{Bits, Put, Row, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
@@ -52,6 +52,10 @@ pub fn send_items<M: Machine>(
             parts,
         };
         let location = item.location(common);
+        if pass_through::is_encoded(common.shape.format(), options) {
+            let range = location.range;
+            pass_through::report_lost(launch, &options.encoded, TokenPart { token, range });
+        }
         write_payload(launch, options, route, location);
         queue.take_ticket();
         let words = match tactics.numbering {
@@ -96,15 +100,20 @@ fn write_payload<M: Machine>(
     };
     let targets = p2p | (is_remote as u64) << staging;
     let rotation = (me.0 + token) % shape.ranks;
+    let is_staged = |rank| is_remote && rank == staging;
     let to = |target| match (target + rotation) % u64::BITS {
-        rank if is_remote && rank == staging => Row::Window(me, window.dispatch_staging(token)),
+        rank if is_staged(rank) => Row::Window(me, window.dispatch_staging(token)),
         rank => location.of(Rank(rank)),
     };
     let targets = targets.rotate_right(rotation);
     let is_encoded = pass_through::is_encoded(shape.format(), options);
     if is_encoded {
         // First, as loads that queue behind the stores of the payload take many times as long.
-        pass_through::send_scales(launch, &options.encoded, route, location);
+        let place = |target| match (target + rotation) % u64::BITS {
+            rank if is_staged(rank) => (me, window.dispatch_staging(token)),
+            rank => (Rank(rank), location.row),
+        };
+        pass_through::send_scales(launch, &options.encoded, token, location, targets, place);
     }
     match shape.format() {
         format if is_encoded || matches!(format, TokenFormat::Bf16) => {
