@@ -3,11 +3,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::formats::e8m0;
-#[cfg(doc)]
 use crate::formats::format::TokenFormat;
 
-/// Scales of tokens that are given encoded, whose codes are the input. All zero: the input is BF16, and
-/// dispatch encodes it.
+/// Scales of tokens that are given encoded, whose codes are the input. [`NONE`](Self::NONE): the input is
+/// BF16, and dispatch encodes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct EncodedInput {
@@ -17,7 +16,8 @@ pub struct EncodedInput {
     pub row_stride: u32,
     /// Words from one word of a token's scales to the next.
     pub word_stride: u32,
-    /// [`TokenFormat::all_ones`]: word of codes that travels for one of all ones. 0: the input is BF16.
+    /// Word that travels for a word of all ones of the input: [`TokenFormat::all_ones`] of the format, or of
+    /// BF16 if the input is not encoded.
     pub all_ones: u32,
     /// Not zero: scales are e8m0, four in a word, and travel as f32.
     pub is_packed: u32,
@@ -29,14 +29,14 @@ impl EncodedInput {
         scales: 0,
         row_stride: 0,
         word_stride: 0,
-        all_ones: 0,
+        all_ones: TokenFormat::Bf16.all_ones(),
         is_packed: 0,
     };
 
     /// Whether the input is encoded.
     #[inline(always)]
     pub const fn is_on(&self) -> bool {
-        self.all_ones != 0
+        self.all_ones != Self::NONE.all_ones
     }
 
     /// Index, in the user's scales, of the word that holds word `word` of a token's scales. The host refuses

@@ -22,7 +22,7 @@ pub enum FaultKind {
     /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
     /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
-    /// of a byte, `0xfe` and then three times `0xff`. It arrived as `0xffffffff`, all NaNs.
+    /// of a byte, `0xfe` and then three times `0xff`. `0xffffffff` goes instead, all NaNs.
     LostScales,
     /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
     /// the others count as not routed here, so combine adds nothing for them: sums of tokens of any rank may
@@ -280,7 +280,7 @@ impl fmt::Display for Fault {
             FaultKind::LostScales => write!(
                 f,
                 "rank {rank}, token {index}: word {wanted} of its {what} is {saw:#x}, which no row carries; \
-                 it arrived as 0xffffffff ({kernel}, round {epoch})"
+                 0xffffffff goes instead ({kernel}, round {epoch})"
             ),
             FaultKind::RowOutOfBounds => write!(
                 f,

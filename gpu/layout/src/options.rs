@@ -8,7 +8,7 @@ use crate::epilogue::OutputElement;
 use crate::receive::ReceiveLayout;
 use crate::workspace::Table;
 
-/// Options of dispatch. All zero: no option.
+/// Options of dispatch; [`NONE`](Self::NONE): no option.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchOptions {
@@ -339,10 +339,7 @@ impl Arguments for DispatchWith {
 
     #[inline(always)]
     fn all_ones_of_input(&self) -> u32 {
-        match self.options.encoded.all_ones {
-            0 => self.args.all_ones_of_input(),
-            word => word,
-        }
+        self.options.encoded.all_ones
     }
 
     #[inline(always)]

@@ -37,14 +37,13 @@ pub fn send_scales<M: Machine>(
         token,
         range: location.range,
     };
+    // With flags all words travel. Between nodes there are no others.
+    let is_inline = location.is_inline && !machine.spans_nodes();
     put_scales(launch, encoded, part, |first, end, words| {
-        let words = machine.lanes(
-            |lane| match (location.is_inline, machine.own(words, lane)) {
-                (true, word) => avoid_sentinel(word),
-                // With flags all words travel.
-                (false, word) => word,
-            },
-        );
+        let words = machine.lanes(|lane| match (is_inline, machine.own(words, lane)) {
+            (true, word) => avoid_sentinel(word),
+            (false, word) => word,
+        });
         for_each_bit(targets, |target| {
             let (rank, row) = place(target);
             let scales = common.row.scales(row);

@@ -13,7 +13,7 @@ use crate::dispatch::numbering::wait_until_numbered;
 use crate::dispatch::pass_through;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
-use crate::machine::rows::{Bits, Put, Row, TokenPart};
+use crate::machine::rows::{Bits, ByteRange, Put, Row, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
@@ -38,7 +38,12 @@ pub fn send_items<M: Machine>(
     let wire = tactics.wire(partition.of);
     let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
     while let Some(index) = queue.next_item() {
-        let token = index >> parts.trailing_zeros();
+        let (token, part) = (index >> parts.trailing_zeros(), index & (parts - 1));
+        if pass_through::is_encoded(common.shape.format(), options) {
+            // While few registers are in use. The scales are in the cache then.
+            let range = ByteRange::part(common.row.payload_bytes, part, parts);
+            pass_through::report_lost(launch, &options.encoded, TokenPart { token, range });
+        }
         let route = read_route(launch, args, tactics.numbering, token);
         // Before the payload goes out: loads that queue behind its stores take many times as long.
         let counted = match tactics.numbers_rows {
@@ -48,14 +53,10 @@ pub fn send_items<M: Machine>(
         let item = Item {
             source: common.rank(),
             token,
-            part: index & (parts - 1),
+            part,
             parts,
         };
         let location = item.location(common);
-        if pass_through::is_encoded(common.shape.format(), options) {
-            let range = location.range;
-            pass_through::report_lost(launch, &options.encoded, TokenPart { token, range });
-        }
         write_payload(launch, options, route, location);
         queue.take_ticket();
         let words = match tactics.numbering {
