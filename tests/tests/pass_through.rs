@@ -55,23 +55,23 @@ fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
 
 #[test]
 fn tokens_by_expert() {
-    all(50_000..50_300, any_case);
+    all(50_000..50_120, any_case);
 }
 
 /// Few tokens in parts with inline flags, whose words must not look as if they had not arrived.
 #[test]
 fn tokens_with_inline_flags() {
-    all(50_300..50_500, inline_case);
+    all(50_300..50_380, inline_case);
 }
 
 #[test]
 fn tokens_that_stay_as_they_came() {
-    all(50_500..50_800, any_rows_case);
+    all(50_500..50_620, any_rows_case);
 }
 
 #[test]
 fn tokens_that_all_ranks_have() {
-    all(50_800..51_000, local_case);
+    all(50_800..50_880, local_case);
 }
 
 /// Rows of sixteen parts, of which each has more words of scales than a warp has lanes.
@@ -93,7 +93,7 @@ fn rows_of_large_parts() {
 /// Rows are the same whoever encodes them, so each rank may choose.
 #[test]
 fn some_ranks_are_given_bf16() {
-    for seed in 51_100..51_160 {
+    for seed in 51_100..51_130 {
         let case = Case {
             given: Given::Encoded,
             ..encoded(any_case(seed))
@@ -134,7 +134,7 @@ fn with_lost_word(token: &Encoded, dice: &mut Dice) -> (Encoded, usize) {
 #[test]
 fn scales_that_cannot_travel_are_named() {
     let mut found = 0;
-    for seed in 51_200..51_400 {
+    for seed in 51_200..51_280 {
         let mut dice = Dice::new(!seed);
         let case = if dice.below(2) == 0 {
             any_case(seed)
@@ -188,5 +188,5 @@ fn scales_that_cannot_travel_are_named() {
         run.expect_success();
         found += 1;
     }
-    assert!(found > 100, "{found}");
+    assert!(found > 40, "{found}");
 }
