@@ -123,7 +123,7 @@ void test_encoded(ferry_group *group) {
     ferry_config config = small_config();
     encoded_round rounds[MOST_RANKS];
     config.hidden = WIDE;
-    config.format = FERRY_FP8;
+    config.format = FERRY_FORMAT_BLOCKWISE_FP8;
     config.receive = FERRY_RECEIVE_COMPACT;
     team of = make_team(group, &config);
     for (size_t i = 0; i < of.count; i++) {
