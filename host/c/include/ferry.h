@@ -67,7 +67,7 @@
     { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
     { sizeof(ferry_dispatch_input), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_DISPATCH_OUTPUT_INIT \
     { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
@@ -182,6 +182,9 @@ typedef enum {
     // twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     // was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
+    // A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff arrived, all NaN.
+    // wanted is the word's index among the token's scales.
+    FERRY_FAULT_LOST_SCALES = 10,
 } ferry_fault_kind;
 
 // Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. the guide, "Formats", has
@@ -276,6 +279,8 @@ typedef enum {
     FERRY_REGION_SCALE_BLOCKS = 10,
     // The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
+    // The caller's x_scales.
+    FERRY_REGION_INPUT_SCALES = 12,
 } ferry_region;
 
 // Progress of a rank's round, which decides the call that comes next.
@@ -564,8 +569,8 @@ typedef struct {
 typedef struct {
     // sizeof(ferry_dispatch_input).
     size_t size;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
-    // is a multiple of 8.
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned. Rows may be apart: strides[0] is a multiple of 16 bytes.
+    // With x_scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
     ferry_tensor x;
     // FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
     // ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
@@ -580,6 +585,16 @@ typedef struct {
     // FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
     // Needs ferry_config.options.
     ferry_tensor tokens_on_device;
+    // Scales of an x that is encoded already, 4-byte aligned. None: x is FERRY_BF16, and dispatch encodes
+    // it. Each rank's and call's own choice; by expert it needs ferry_config.options. Blockwise FP8:
+    // FERRY_F32 [tokens, hidden / 128] with any strides, for example {1, tokens} if they are transposed;
+    // or FERRY_I32 [tokens, hidden / 512] with any strides: four powers of two (E8M0) in each, the first in
+    // the lowest byte, which arrive as f32. MXFP8, MXFP4: FERRY_E8M0 [tokens, hidden / 32]; NVFP4 without
+    // row scales: FERRY_E4M3 [tokens, hidden / 16]; strides[0] is a multiple of 4. Not with input_scale.
+    // Codes and scales arrive with the bits that they have, but for two 32-bit words: four FERRY_E4M3 codes
+    // 0xff arrive as 0x7f 0xff 0xff 0xff, all NaN, and a word of scales 0xfffffffe arrives as 0xffffffff,
+    // all NaN, and is an input fault, FERRY_FAULT_LOST_SCALES.
+    ferry_tensor x_scales;
 } ferry_dispatch_input;
 
 // A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need

@@ -12,6 +12,7 @@ use ferry_reference::{Problem, bf16};
 use super::inputs::Return;
 use super::settings::{Settings, Turn};
 use super::tensors::{Memory, Room, Tensors, resize};
+use crate::formats::Encoded;
 use crate::verify::{
     Contents, POISON, Placement, RankOutputs, Received, RowLayout, Rows, Viewed, read_view,
 };
@@ -38,6 +39,8 @@ pub struct LocalRank {
     view: Option<View>,
     /// Rows of the last view that was read.
     viewed: Option<Viewed>,
+    /// Tokens that are given instead of those of problems.
+    encoded: Option<Vec<Encoded>>,
 }
 
 impl LocalRank {
@@ -57,6 +60,8 @@ impl LocalRank {
             element: DataType::Bf16,
             counted: settings.counted,
             input_scale: settings.input_scale,
+            given: settings.given,
+            strides: settings.strides,
             lead: 0,
         };
         let (mut memory, mut all) = (Memory::default(), Vec::<Tensors>::new());
@@ -81,6 +86,7 @@ impl LocalRank {
             initial: [None; 2],
             view: None,
             viewed: None,
+            encoded: None,
         })
     }
 
@@ -104,7 +110,17 @@ impl LocalRank {
             tokens
         };
         self.tokens[slot] = tokens;
-        self.slots[slot].put(&*self.device, input, tokens, rows)
+        let (tensors, device) = (&mut self.slots[slot], &*self.device);
+        tensors.put(device, input, tokens, rows)?;
+        match &self.encoded {
+            Some(encoded) => tensors.put_encoded(device, &encoded[..tokens]),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives dispatches from now on these tokens.
+    pub(super) fn give_encoded(&mut self, encoded: &[Encoded]) {
+        self.encoded = Some(encoded.to_vec());
     }
 
     pub(super) fn poison(&self) -> Result<(), Error> {
