@@ -93,10 +93,9 @@ pub fn groups(format: TokenFormat, hidden: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// So many rows more, or a few more than that where the format wants it.
+/// So many rows more, or a few more than that, so that their number is a multiple of `alignment`.
 #[must_use]
-pub const fn with_spare_rows(capacity: Capacity, format: TokenFormat, rows: usize) -> Capacity {
-    let alignment = format.sizes().row_alignment as usize;
+pub const fn with_spare_rows(capacity: Capacity, alignment: usize, rows: usize) -> Capacity {
     Capacity {
         rows: (capacity.rows + rows).next_multiple_of(alignment),
         ..capacity
@@ -144,6 +143,16 @@ impl Layout {
     /// Scales of a row.
     pub fn groups(&self) -> usize {
         groups(self.format, self.hidden)
+    }
+
+    /// A row of zeros, with scales of zeros.
+    pub fn zeros(&self) -> Encoded {
+        let scale_bytes = self.groups() * self.format.sizes().scale_bytes as usize;
+        Encoded {
+            payload: vec![0; self.row_bytes()],
+            scales: vec![0; scale_bytes],
+            row_scale: self.format.sizes().has_row_scale.then_some(0),
+        }
     }
 
     /// Bytes of the tensor of scales.

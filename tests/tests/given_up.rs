@@ -45,7 +45,7 @@ impl Rig {
 
     fn oracle(&self, round: usize) -> Oracle {
         let (problem, scale) = (self.case.problem(round), self.scale(round));
-        let compared = Compared::with_shared(self.case.shared_expert);
+        let compared = Compared::of(&self.case.config());
         Oracle::of(&problem, &scale, self.case.format, compared)
     }
 

@@ -92,7 +92,7 @@ impl Rig {
         self.session.upload(0, &problem).unwrap();
         self.session.poison().unwrap();
         let scale = factors(self.case.experts, round);
-        let compared = Compared::with_shared(self.case.shared_expert);
+        let compared = Compared::of(&self.case.config());
         let oracle = Oracle::of(&problem, &scale, self.case.format, compared);
         for half in 0..HALVES {
             piece(self, half);

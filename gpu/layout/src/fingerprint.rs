@@ -12,7 +12,8 @@ use crate::host_counts::HostCounts;
 use crate::kernel::Kernel;
 use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
 use crate::options::{
-    CombineOptions, CombineWith, DispatchOptions, DispatchWith, ReceivedRows, ReturnedRows,
+    CombineOptions, CombineWith, DispatchOptions, DispatchWith, GroupTables, ReceivedRows,
+    ReturnedRows,
 };
 use crate::shape::Shape;
 use crate::window::Window;
@@ -66,8 +67,9 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
-            rows
+            rows, groups
         }
+        GroupTables { counts, ends, weights, m_indices, clears_padding, reserved }
         CombineOptions {
             row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved,
             rows

@@ -57,7 +57,7 @@ pub use limits::{
 pub use names::UnknownName;
 pub use options::{
     AsTheyCame, CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords,
-    MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
+    GroupTables, MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;

@@ -28,6 +28,53 @@ pub struct DispatchOptions {
     pub reserved: u32,
     /// Outputs of rows that stay as they came.
     pub rows: ReceivedRows,
+    /// Outputs of rows in expert order.
+    pub groups: GroupTables,
+}
+
+/// Outputs of a dispatch that puts rows in expert order, beside those that every such dispatch has. A group
+/// is a local expert, or the shared expert before them. All zero: none of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct GroupTables {
+    /// i32 `[groups]`, written: rows of each group, without those that pad it; 0 for none.
+    pub counts: u64,
+    /// u32 `[groups]`, written: the row after the last one of each group, without those that pad it; 0 if
+    /// `counts` is.
+    pub ends: u64,
+    /// f32 `[row_capacity]`, written: the router's weight of each row, 0 for rows of no token; 0 for none.
+    /// `src_info` is i32 `[row_capacity, 3]` then: source rank, token and top-k slot.
+    pub weights: u64,
+    /// i32 `[row_capacity]`, written: the group of each row, -1 for rows of no token; 0 for none.
+    pub m_indices: u64,
+    /// Not zero: rows that pad a group are zeros (payload and scales).
+    pub clears_padding: u32,
+    /// Padding, zero.
+    pub reserved: u32,
+}
+
+impl GroupTables {
+    /// None of them.
+    pub const NONE: Self = Self {
+        counts: 0,
+        ends: 0,
+        weights: 0,
+        m_indices: 0,
+        clears_padding: 0,
+        reserved: 0,
+    };
+
+    /// Whether rows of no token, or their entries, are written.
+    #[inline(always)]
+    pub const fn writes_padding(&self) -> bool {
+        self.clears_padding != 0 || self.describes_rows()
+    }
+
+    /// Whether there is a table with an entry for each row.
+    #[inline(always)]
+    pub const fn describes_rows(&self) -> bool {
+        self.weights != 0 || self.m_indices != 0
+    }
 }
 
 /// Outputs of a dispatch whose rows stay as they came. All zero: rows are put in expert order.
@@ -151,6 +198,7 @@ impl DispatchOptions {
         wide_ids: 0,
         reserved: 0,
         rows: ReceivedRows::NONE,
+        groups: GroupTables::NONE,
     };
 }
 
@@ -346,6 +394,10 @@ impl Arguments for DispatchWith {
             Table::ReceivedWeights => self.options.rows.weights,
             Table::SourceRows => self.options.rows.of_source,
             Table::ExpertRows => self.options.rows.of_expert,
+            Table::GroupCounts => self.options.groups.counts,
+            Table::GroupEnds => self.options.groups.ends,
+            Table::WeightsOfRows => self.options.groups.weights,
+            Table::GroupsOfRows => self.options.groups.m_indices,
             _ => self.args.user_table(table),
         }
     }

@@ -72,7 +72,7 @@ impl CombineInput {
             topk_weights: address_or_none(self.topk_weights),
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
-            row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
+            row_capacity: (capacity as u64).min(plan.max_positions()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
         self.require_apart(output)?;

@@ -2,7 +2,8 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::{
-    Common, DispatchArgs, DispatchOptions, DispatchWith, ReceivedRows, TokenFormat, scale_placement,
+    Common, DispatchArgs, DispatchOptions, DispatchWith, GroupTables, ReceivedRows, TokenFormat,
+    scale_placement,
 };
 
 use super::{DispatchInput, DispatchOutput, address_or_none};
@@ -174,6 +175,8 @@ impl DispatchOutput {
             weights: None,
             source_counts: None,
             expert_counts: None,
+            row_ends: None,
+            m_indices: None,
         }
     }
 
@@ -190,6 +193,13 @@ impl DispatchOutput {
                 field: "rows",
                 value: rows.to_string(),
                 rule,
+            }));
+        }
+        if plan.counts_groups() && !rows.is_multiple_of(plan.row_alignment() as usize) {
+            return Err(Error::Capacity(Problem {
+                field: "rows",
+                value: rows.to_string(),
+                rule: plan.multiple(),
             }));
         }
         let (form, shape) = (plan.scale_form(), plan.shape());
@@ -237,17 +247,38 @@ impl DispatchOutput {
         };
         let options = DispatchOptions {
             shared_of: plan.shared_of(),
-            rows: ReceivedRows {
-                ids: address_or_none(self.ids),
-                weights: address_or_none(self.weights),
-                of_source: address_or_none(self.source_counts),
-                of_expert: address_or_none(self.expert_counts),
-                ..with.options.rows
-            },
-            ..with.options
+            ..self.tables(with.options, plan)
         };
         require_room_for_shared(&args, &options)?;
         Ok(DispatchWith { args, options })
+    }
+
+    /// `options`, with the tables of rows that stay as they came, or of those by expert.
+    fn tables(&self, options: DispatchOptions, plan: &Plan) -> DispatchOptions {
+        let (weights, of_expert) = (
+            address_or_none(self.weights),
+            address_or_none(self.expert_counts),
+        );
+        let config = plan.config();
+        if config.receive.keeps_rows() {
+            let rows = ReceivedRows {
+                ids: address_or_none(self.ids),
+                weights,
+                of_source: address_or_none(self.source_counts),
+                of_expert,
+                ..options.rows
+            };
+            return DispatchOptions { rows, ..options };
+        }
+        let groups = GroupTables {
+            counts: of_expert,
+            ends: address_or_none(self.row_ends),
+            weights,
+            m_indices: address_or_none(self.m_indices),
+            clears_padding: config.clear_padding.into(),
+            ..GroupTables::NONE
+        };
+        DispatchOptions { groups, ..options }
     }
 
     /// Number of rows that fit in the outputs.

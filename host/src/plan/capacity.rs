@@ -14,7 +14,8 @@ use crate::plan::scale_form::ScaleForm;
 /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Number of rows, including those that pad experts. In blockwise FP8 by expert a multiple of 4. For
+    /// Number of rows, including those that pad experts. By expert a multiple of
+    /// [`Plan::row_alignment`]: of 4 in blockwise FP8, or of [`expert_alignment`](crate::Config). For
     /// transposed scales of compact rows it need not be one, but TMA takes only such tensors.
     pub rows: usize,
     /// Number of blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 if there are
@@ -70,11 +71,7 @@ impl Capacity {
             return refused("rows", self.rows, rule);
         }
         if !self.rows.is_multiple_of(alignment as usize) {
-            let rule = format!(
-                "it must be a multiple of {alignment} in {:?}",
-                shape.format()
-            );
-            return refused("rows", self.rows, rule);
+            return refused("rows", self.rows, plan.multiple());
         }
         if plan.scale_form() == ScaleForm::Tiled && self.scale_blocks == 0 && self.rows > 0 {
             let rule = format!("{} rows take at least 1 block of scales", self.rows);
@@ -89,6 +86,19 @@ impl Capacity {
 }
 
 impl Plan {
+    /// The rule that outputs break whose rows are no multiple of the alignment.
+    pub(crate) fn multiple(&self) -> String {
+        let (alignment, config) = (self.row_alignment(), self.config());
+        if self.counts_groups() {
+            let given = config.expert_alignment;
+            return format!("it must be a multiple of {alignment}, as expert_alignment is {given}");
+        }
+        format!(
+            "it must be a multiple of {alignment} in {:?}",
+            config.format
+        )
+    }
+
     /// The rule that outputs of `rows` rows break, if rows have fixed places.
     pub(crate) fn fixed_rows(&self, rows: usize) -> Option<String> {
         let receive = self.config().receive;

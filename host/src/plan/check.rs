@@ -14,6 +14,8 @@ use crate::plan::config::Config;
 pub(super) const MAX_HIDDEN: usize = 1 << 20;
 /// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
 pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
+/// Largest [`Config::expert_alignment`](crate::Config::expert_alignment).
+pub const MAX_EXPERT_ALIGNMENT: usize = 256;
 /// Longest deadline: a day.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -145,7 +147,8 @@ pub(super) fn check_sizes(
 fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
     let alignment = match config.receive.keeps_rows() {
         true => 1,
-        false => u128::from(config.format.sizes().row_alignment),
+        false => u128::from(config.format.sizes().row_alignment)
+            .max(config.expert_alignment.min(MAX_EXPERT_ALIGNMENT) as u128),
     };
     let padding = local_experts as u128 * (alignment - 1);
     let routed = (routed + padding).next_multiple_of(alignment);
@@ -241,6 +244,52 @@ pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
     for (field, is_wrong, rule) in needed {
         problems.require(!is_wrong, field, true, rule);
     }
+}
+
+/// Checks the alignment of experts, and the fields about padding and rows by expert.
+pub(super) fn check_alignment(problems: &mut Problems, ranks: u32, config: &Config) {
+    let (given, receive) = (config.expert_alignment, config.receive);
+    let is_valid = given.is_power_of_two() && given <= MAX_EXPERT_ALIGNMENT;
+    problems.require(
+        is_valid,
+        "expert_alignment",
+        given,
+        format_args!("it must be a power of two, 1 to {MAX_EXPERT_ALIGNMENT}"),
+    );
+    let by_expert = [
+        ("expert_alignment", given.to_string(), given > 1),
+        ("clear_padding", true.to_string(), config.clear_padding),
+        ("row_sources", true.to_string(), config.row_sources),
+        ("m_indices", true.to_string(), config.m_indices),
+    ];
+    for (field, value, is_set) in by_expert {
+        problems.require(
+            !(is_set && receive.keeps_rows()),
+            field,
+            value,
+            format_args!("receive is {receive}, and only rows by expert take it"),
+        );
+    }
+    let of_format = config.format.sizes().row_alignment as usize;
+    problems.require(
+        !config.clear_padding || receive.keeps_rows() || given.max(of_format) > 1,
+        "clear_padding",
+        true,
+        "expert_alignment is 1, so that no row pads an expert",
+    );
+    let spans_nodes = !config.skip_a2a
+        && config
+            .p2p_world_size
+            .is_some_and(|size| size < ranks as usize);
+    problems.require(
+        !(is_valid && given > of_format && spans_nodes && config.combine == CombineMode::Exact),
+        "expert_alignment",
+        given,
+        format_args!(
+            "combine is exact and p2p_world_size below the {ranks} ranks: rows between nodes are then staged \
+             by their number, which may be at most that of an alignment of {of_format}"
+        ),
+    );
 }
 
 pub(super) fn check_behaviour(problems: &mut Problems, config: &Config) {

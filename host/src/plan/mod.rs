@@ -13,7 +13,8 @@ use ferry_layout::{
 use crate::error::{Error, PlanError};
 use crate::group::Group;
 use crate::plan::check::{
-    Problems, check_behaviour, check_nodes, check_receive, check_routing, check_sizes,
+    Problems, check_alignment, check_behaviour, check_nodes, check_receive, check_routing,
+    check_sizes,
 };
 use crate::plan::config::Config;
 
@@ -69,6 +70,7 @@ impl Plan {
         );
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_receive(&mut problems, &config);
+        check_alignment(&mut problems, ranks, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
             return Err(PlanError {
@@ -141,9 +143,9 @@ impl Plan {
     }
 
     /// Most rows that a dispatch can bring to one rank: `ranks * max_tokens_per_rank * top_k` (with
-    /// [`skip_a2a`](Config::skip_a2a) those of one rank, since all have the same tokens), and in
-    /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
-    /// transposed scales need. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
+    /// [`skip_a2a`](Config::skip_a2a) those of one rank, since all have the same tokens), and up to
+    /// [`row_alignment`](Self::row_alignment)` - 1` rows of padding for each local expert, rounded up to a
+    /// multiple of the alignment. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
     ///
@@ -152,9 +154,7 @@ impl Plan {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
         }
-        let alignment = self.row_alignment() as u64;
-        let routed = self.shape.max_rows().next_multiple_of(alignment);
-        (routed + self.max_shared_rows()) as usize
+        (self.max_routed_rows() + self.max_shared_rows()) as usize
     }
 
     /// [`max_rows`](Self::max_rows) if the experts of each token differ, as those of a top-k do. Then
@@ -171,8 +171,7 @@ impl Plan {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
         }
-        let alignment = self.row_alignment() as u64;
-        let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
+        let routed = self.padded_rows(self.shape.max_rows_distinct());
         (routed + self.max_shared_rows()) as usize
     }
 
@@ -181,13 +180,35 @@ impl Plan {
         self.shape.ranks as usize * self.shape.max_tokens_per_rank as usize
     }
 
-    /// Number of which rows of outputs, and each expert's, are a multiple: 1 if rows stay as they came.
-    pub(crate) const fn row_alignment(&self) -> u32 {
+    /// Number of which the rows of a dispatch's outputs, and the first row of each group, are a multiple:
+    /// [`Config::expert_alignment`], in blockwise FP8 at least 4. 1 if rows [stay as they
+    /// came](Config::receive).
+    pub const fn row_alignment(&self) -> u32 {
         if self.config.receive.keeps_rows() {
-            1
-        } else {
-            self.shape.row_alignment()
+            return 1;
         }
+        // At most 256: `check_alignment`.
+        let (wanted, format) = (
+            self.config.expert_alignment as u32,
+            self.shape.row_alignment(),
+        );
+        if wanted > format { wanted } else { format }
+    }
+
+    /// Most routed rows with padding, rounded up to the alignment, if without the format's padding `routed`
+    /// rows may come.
+    const fn padded_rows(&self, routed: u64) -> u64 {
+        let (alignment, format) = (
+            self.row_alignment() as u64,
+            self.shape.row_alignment() as u64,
+        );
+        let padding = self.shape.local_experts() as u64 * (alignment - format);
+        (routed + padding).next_multiple_of(alignment)
+    }
+
+    /// Most routed rows with padding: [`max_rows`](Self::max_rows) without those of a shared expert.
+    pub(crate) const fn max_routed_rows(&self) -> u64 {
+        self.padded_rows(self.shape.max_rows())
     }
 
     /// Bytes from one row of a [view](crate::ReceiveLayout::View) to the next: payload, scales, the row's own
@@ -219,7 +240,19 @@ impl Plan {
             receive,
             ..
         } = self.config;
-        options || shared_expert || skip_a2a || receive.keeps_rows()
+        let has_tables = self.counts_groups() || self.pads_or_describes();
+        options || shared_expert || skip_a2a || receive.keeps_rows() || has_tables
+    }
+
+    /// Whether outputs by expert have the number of rows of each group, and their ends.
+    pub(crate) const fn counts_groups(&self) -> bool {
+        self.config.expert_alignment > 1
+    }
+
+    /// Whether dispatch by expert writes padding, or an entry for each row beside those of every dispatch.
+    const fn pads_or_describes(&self) -> bool {
+        let config = &self.config;
+        config.clear_padding || config.row_sources || config.m_indices
     }
 
     /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
@@ -229,6 +262,14 @@ impl Plan {
             (true, false) => 1,
             (true, true) => self.ranks,
         }
+    }
+
+    /// Most positions of rows that a combine reads.
+    pub(crate) const fn max_positions(&self) -> u64 {
+        // None of rows that stay as they came.
+        let more = (self.row_alignment()).saturating_sub(self.shape.row_alignment());
+        let padding = more as u64 * self.shape.local_experts() as u64;
+        self.shape.max_rows() + padding + self.max_shared_rows()
     }
 
     /// Most rows of the shared expert, including those that pad the group; 0 without one.
@@ -258,9 +299,9 @@ impl Plan {
 
     /// Most blocks for `routed` routed rows and those of the shared expert.
     const fn scale_blocks_of(&self, routed: u64) -> usize {
-        let routed = scale_placement::max_blocks(routed, self.shape.local_experts());
+        let routed = max_blocks(routed, self.shape.local_experts(), self.row_alignment());
         // The shared expert's rows begin a block of their own.
-        let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
+        let shared = scale_placement::blocks(self.max_shared_rows() as u32) as u64;
         (routed + shared) as usize
     }
 
@@ -276,7 +317,11 @@ impl Plan {
 
     /// Kernel arguments that follow from the plan; all others are zero.
     pub(crate) fn common(&self) -> Common {
-        Common::with(&self.shape, self.config.combine_weights)
+        let common = Common::with(&self.shape, self.config.combine_weights);
+        Common {
+            row: common.row.aligned(self.row_alignment()),
+            ..common
+        }
     }
 
     /// Fingerprint of everything that ranks must agree on.
@@ -295,6 +340,18 @@ impl Plan {
         // At most a day: `check_behaviour`.
         self.config.deadline.as_nanos() as u64
     }
+}
+
+/// Most blocks of tiled scales that `rows` rows of `experts` experts can take, if each expert's rows, with
+/// padding, are a multiple of `alignment`. Up to a block's rows, padding takes no block of its own.
+const fn max_blocks(rows: u64, experts: u32, alignment: u32) -> u64 {
+    if alignment <= scale_placement::BLOCK_ROWS {
+        return scale_placement::max_blocks(rows, experts);
+    }
+    let experts = experts as u64;
+    let begun = if experts < rows { experts } else { rows };
+    let of_alignment = (alignment / scale_placement::BLOCK_ROWS) as u64;
+    (begun + (rows - begun) / alignment as u64) * of_alignment
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use ferry_reference::workload::Routing;
 use super::{Outcome, Suite};
 use crate::group::{GroupKind, open};
 use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
-use crate::verify::{Compared, Oracle};
+use crate::verify::{Compared, Groups, Oracle};
 use ferry_reference::Problem;
 
 /// Least hidden size for which kernels are compiled for some of the shapes.
@@ -39,6 +39,8 @@ struct Case {
     receive: ReceiveLayout,
     /// Whether the scales of received rows are transposed.
     transposed: bool,
+    /// Padding and tables of rows by expert.
+    groups: Groups,
 }
 
 /// Tokens of the ranks.
@@ -85,6 +87,7 @@ const fn row(
         all_at_once: false,
         receive: ReceiveLayout::ByExpert,
         transposed: false,
+        groups: Groups::NONE,
     }
 }
 
@@ -200,6 +203,55 @@ fn with_shared_expert(ranks: usize) -> impl Iterator<Item = Case> {
     })
 }
 
+/// Padding and tables of rows by expert.
+const fn aligned(alignment: usize, clears_padding: bool, tables: bool) -> Groups {
+    Groups {
+        alignment,
+        clears_padding,
+        row_sources: tables,
+        m_indices: tables,
+    }
+}
+
+/// Cases of aligned experts, with padding that is cleared or not, and with tables or without.
+#[rustfmt::skip]
+const ALIGNED: [(Groups, Case); 12] = [
+    (aligned(128, true, true), row("1 token", Each(1), [7168, 256, 8], Uniform, Bf16)),
+    (aligned(128, true, true), row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16)),
+    (aligned(128, false, true), row("4096 tokens", Each(4096), [7168, 256, 8], Uniform, Bf16)),
+    (aligned(8, true, false), row("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16)),
+    (aligned(64, false, false), row("tokens halve", First([64, 32, 16, 8]), [3584, 64, 8], Duplicates, Bf16)),
+    (aligned(1, false, true), row("1024 tokens, skewed", Each(1024), [3584, 256, 8], SKEW, Bf16)),
+    (aligned(128, true, true), row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8)),
+    (aligned(1, true, true), row("FP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, BlockwiseFp8)),
+    (aligned(256, true, true), row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, Mxfp8(Tiled))),
+    (aligned(16, true, false), row("MXFP4, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, Mxfp4(Tiled))),
+    (aligned(128, true, true), row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], Uniform, Nvfp4(RowMajor))),
+    (aligned(16, true, true), row("NVFP4 by row, 128 tokens", Each(128), [2048, 64, 8], HOLES, Nvfp4RowScaled(Tiled))),
+];
+
+/// These cases, without a shared expert and with one.
+fn aligned_cases() -> impl Iterator<Item = Case> {
+    ALIGNED.into_iter().flat_map(|(groups, case)| {
+        [false, true].map(|shared| Case {
+            note: format!(
+                ", aligned to {}{}{}{}",
+                groups.alignment,
+                if groups.clears_padding {
+                    ", cleared"
+                } else {
+                    ""
+                },
+                if groups.m_indices { ", tables" } else { "" },
+                if shared { ", shared expert" } else { "" },
+            ),
+            shared,
+            groups,
+            ..case.clone()
+        })
+    })
+}
+
 /// Cases of rows that stay as they came, in each layout.
 #[rustfmt::skip]
 const ROWS: [Case; 13] = [
@@ -278,7 +330,7 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     });
     let plain = CASES.into_iter().chain(on_few).chain(without_weights);
     let by_expert = plain.chain(with_shared_expert(ranks)).chain(at_once);
-    by_expert.chain(of_rows())
+    by_expert.chain(of_rows()).chain(aligned_cases())
 }
 
 /// A round's problem. All weights are 1 if dispatch is given none.
@@ -396,19 +448,23 @@ fn run_case(
         .map(|round| problem(suite, case, ranks, round))
         .collect();
     let scale = factors(experts, 0);
-    let compared = Compared::with_shared(case.shared);
-    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
-    let oracles: Vec<_> = problems.iter().map(oracle).collect();
-    let sizes = Config {
+    let sizes = case.groups.put(Config {
         format: case.format,
         shared_expert: case.shared,
         receive: case.receive,
         transposed_scales: case.transposed,
         ..Config::new(experts, top_k, hidden, most)
-    };
+    });
+    let compared = Compared::of(&sizes);
+    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
+    let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
     let keeps_rows = case.receive.keeps_rows();
     for (combine, weights, split) in ways(case, large || far) {
+        if combine == CombineMode::Exact && p2p_world_size < ranks && sizes.expert_alignment > 1 {
+            // Rows between nodes are staged by number.
+            continue;
+        }
         // Kernels compiled for one case serve others, with fewer tokens than planned.
         let planned = if hidden >= SPECIALISED_HIDDEN {
             most.next_multiple_of(128)

@@ -15,6 +15,7 @@ use super::settings::Settings;
 use super::specials;
 use super::tensors::HALVES;
 use crate::formats;
+use crate::verify::Groups;
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -95,6 +96,8 @@ pub struct Case {
     pub counts: bool,
     /// Bit `n`: all ranks give up round `n`, counted from 0, instead of combining it.
     pub given_up: u64,
+    /// Values of the plan's configuration about padding and rows by expert.
+    pub groups: Groups,
 }
 
 impl Case {
@@ -139,6 +142,7 @@ impl Case {
             limits: false,
             counts: false,
             given_up: 0,
+            groups: Groups::NONE,
         }
     }
 
@@ -226,7 +230,7 @@ impl Case {
         tokens: usize,
         dice: &mut Dice,
     ) -> Capacity {
-        let alignment = self.format.sizes().row_alignment as usize;
+        let alignment = Groups::of(&self.config()).alignment_in(self.format);
         let mut shared = 0;
         if self.shared_expert {
             // The host asks for room for all rows of `x`.
@@ -238,13 +242,13 @@ impl Case {
             };
             shared = rows.next_multiple_of(alignment);
             let more = self.counted.unwrap_or(0);
-            needed.rows += more;
-            needed.scale_blocks += more.div_ceil(128);
+            needed.rows += more.next_multiple_of(alignment);
+            needed.scale_blocks += more.next_multiple_of(alignment).div_ceil(128);
         }
         if self.short {
             return short_of(needed, shared, alignment, dice);
         }
-        let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
+        let rows = formats::with_spare_rows(needed, alignment, self.spare_rows);
         Capacity {
             scale_blocks: needed.scale_blocks + self.spare_rows,
             ..rows
@@ -263,7 +267,7 @@ impl Case {
     /// The plan's configuration.
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied().unwrap_or(0);
-        Config {
+        self.with_groups(Config {
             p2p_world_size: (!self.skip_a2a).then_some(self.p2p_world_size),
             format: self.format,
             combine: self.how.mode(),
@@ -284,7 +288,18 @@ impl Case {
                 self.hidden,
                 self.rows(most.max(self.most_tokens)).max(1),
             )
+        })
+    }
+
+    /// The configuration with padding and tables as far as it takes them.
+    fn with_groups(&self, config: Config) -> Config {
+        let spans_nodes = !self.skip_a2a && self.p2p_world_size < self.ranks;
+        let mut groups = self.groups;
+        if spans_nodes && config.combine == CombineMode::Exact {
+            // Rows are staged by their number.
+            groups.alignment = 1;
         }
+        groups.put(config)
     }
 
     /// Whether the expert ids of a rank are i64.

@@ -6,6 +6,7 @@ use ferry_reference::workload::Routing;
 use super::case::Case;
 use super::dice::Dice;
 use super::inputs::Return;
+use crate::verify::Groups;
 
 /// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
 /// three rounds.
@@ -57,6 +58,7 @@ pub fn any_case(seed: u64) -> Case {
         wide_ids: wide_ids(seed),
         counts: counts(seed),
         given_up: given_up(seed),
+        groups: groups(seed),
         ..Case::small(seed)
     }
 }
@@ -78,6 +80,20 @@ pub(super) fn given_up(seed: u64) -> u64 {
     let mut dice = Dice::new(seed ^ 0x7570_7570);
     let bits = dice.bits();
     dice.pick(&[0, 0, bits, bits | 1])
+}
+
+/// Draws padding and tables of rows by expert, apart from all else: none in half of the cases.
+pub(super) fn groups(seed: u64) -> Groups {
+    let mut dice = Dice::new(seed ^ 0x6772_6f75);
+    if dice.below(2) == 0 {
+        return Groups::NONE;
+    }
+    Groups {
+        alignment: dice.pick(&[1, 2, 4, 8, 16, 64, 128, 256]),
+        clears_padding: dice.below(2) == 0,
+        row_sources: dice.below(2) == 0,
+        m_indices: dice.below(2) == 0,
+    }
 }
 
 /// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
@@ -109,6 +125,7 @@ pub fn local_case(seed: u64) -> Case {
         skip_a2a: true,
         wide_ids: wide_ids(seed),
         given_up: given_up(seed),
+        groups: groups(seed),
         warps: 1 + machine.below(8) as u32,
         stall_one_in: machine.pick(&[0, 8, 64]),
         ..Case::small(seed)

@@ -104,7 +104,11 @@ impl Expected {
             false => problem.clone(),
         };
         let scale = factors(case.experts, round);
-        let compared = Compared::with_shared(case.shared_expert);
+        let compared = Compared {
+            // In exact mode combine's weights count.
+            is_unweighted: case.skip_a2a && case.how != Return::Reduced,
+            ..Compared::of(&case.config())
+        };
         let here = case.experts / case.ranks;
         let share = |rank: usize| {
             let all = Problem {

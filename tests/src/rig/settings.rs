@@ -6,7 +6,7 @@ use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
 use crate::formats::{self, INPUT_SCALE};
-use crate::verify::{Placement, SHARED_FACTOR, largest};
+use crate::verify::{Groups, Placement, SHARED_FACTOR, largest};
 
 /// Purpose of a session.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,8 @@ impl Settings {
         if has_places {
             return self;
         }
-        let capacity = formats::with_spare_rows(self.capacity, self.config.format, rows);
+        let alignment = Groups::of(&self.config).alignment_in(self.config.format);
+        let capacity = formats::with_spare_rows(self.capacity, alignment, rows);
         Self {
             capacity: Capacity {
                 scale_blocks: capacity.scale_blocks + scale_blocks,

@@ -111,7 +111,7 @@ fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> 
     let mut dice = Dice::new(case.seed);
     let problems = case.problems();
     let scale = factors(case.experts, 0);
-    let compared = Compared::with_shared(case.shared_expert);
+    let compared = Compared::of(&case.config());
     let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let config = Config {

@@ -3,6 +3,7 @@
 
 mod compare_rows;
 mod compared;
+mod groups;
 mod mismatch;
 mod oracle;
 mod placement;
@@ -13,6 +14,7 @@ mod tests;
 mod values;
 
 pub use compared::Compared;
+pub use groups::{Groups, Tables};
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, largest, without_overflow};

@@ -9,6 +9,7 @@ use ferry_reference::{
 };
 
 use super::compared::Compared;
+use super::groups::clear_padding;
 use super::mismatch::{Mismatch, Subject};
 use super::placement::{Placement, thin};
 use super::received::{Contents, RankOutputs, Received};
@@ -175,6 +176,16 @@ impl Oracle {
         let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity.rows];
         let mut wanted = Images::poisoned(layout, POISON);
         wanted.clear_unused(offsets);
+        let full = &self.placements[rank];
+        let aligned = full.aligned(&self.routing, self.compared, self.format, given);
+        if self.compared.groups.clears_padding {
+            clear_padding(
+                &mut wanted,
+                &aligned,
+                &formats::first_blocks(offsets),
+                &layout.zeros(),
+            );
+        }
         for row in &placement.rows {
             if row.is_routed() {
                 info[row.position()] = row.info;
@@ -184,8 +195,12 @@ impl Oracle {
                 None => given.copy_row(row.place, &mut wanted),
             }
         }
+        if self.compared.groups.row_sources {
+            info.clear();
+        }
         let found = given.src_info.as_flattened();
         subject("src_info").numbers(info.as_flattened(), found, 2)?;
+        given.tables.verify(rank, &aligned, self.compared.groups)?;
         subject("tokens").numbers(&wanted.tokens, &given.tokens, layout.row_bytes())?;
         let columns = match self.format.scale_layout() {
             None => 4 * capacity.rows.max(1),

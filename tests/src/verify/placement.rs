@@ -7,6 +7,7 @@ use ferry_reference::{
 };
 
 use super::compared::Compared;
+use super::groups::Groups;
 use crate::formats::{self, Place};
 
 /// Places of a rank's rows, whatever their payload.
@@ -18,6 +19,8 @@ pub struct Placement {
     pub row_offsets: Vec<u32>,
     /// Factor of the shared expert, whose group is the first one, if there is one.
     shared: Option<f32>,
+    /// The oracle's dispatch of tokens of one element.
+    pub(super) dispatched: Dispatched,
 }
 
 /// A row.
@@ -63,7 +66,7 @@ impl Placement {
         };
         ranks
             .iter()
-            .map(|rank| Self::of_rank(rank, format, shared))
+            .map(|rank| Self::of_rank(rank, format, compared))
             .collect()
     }
 
@@ -72,6 +75,7 @@ impl Placement {
     pub fn of_config(problem: &Problem, config: &Config, factor: f32) -> Vec<Self> {
         let compared = Compared {
             shared: config.shared_expert.then_some(factor),
+            groups: Groups::of(config),
             ..Compared::ALL
         };
         if !config.skip_a2a {
@@ -91,8 +95,9 @@ impl Placement {
         (0..ranks).flat_map(of_rank).collect()
     }
 
-    fn of_rank(rank: &Dispatched, format: TokenFormat, shared: Option<f32>) -> Self {
-        let row_offsets = fp8::padded_offsets(&rank.row_offsets, format.sizes().row_alignment);
+    fn of_rank(rank: &Dispatched, format: TokenFormat, compared: Compared) -> Self {
+        let alignment = compared.groups.alignment_in(format) as u32;
+        let row_offsets = fp8::padded_offsets(&rank.row_offsets, alignment);
         let blocks = formats::first_blocks(&row_offsets);
         let mut rows = Vec::with_capacity(rank.src_info.len());
         for (group, pair) in rank.row_offsets.windows(2).enumerate() {
@@ -112,7 +117,8 @@ impl Placement {
         Self {
             rows,
             row_offsets,
-            shared,
+            shared: compared.shared,
+            dispatched: rank.clone(),
         }
     }
 
@@ -150,6 +156,7 @@ impl Placement {
                 .map(|&offset| offset.min(end as u32))
                 .collect(),
             shared: self.shared,
+            dispatched: self.dispatched.clone(),
         }
     }
 

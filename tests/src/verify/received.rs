@@ -7,6 +7,7 @@ use ferry::{
 };
 use ferry_reference::bf16;
 
+use super::groups::Tables;
 use super::rows::{RowLayout, Rows, Viewed};
 use crate::formats::{Images, Layout, Place};
 
@@ -27,8 +28,10 @@ pub struct Received {
     pub row_offsets: Vec<u32>,
     /// `[local experts]`.
     pub expert_ids: Vec<i32>,
-    /// `[capacity]`.
+    /// `[capacity]`; empty if rows have a source rank, too.
     pub src_info: Vec<[i32; 2]>,
+    /// Tables that a plan asks for.
+    pub tables: Tables,
 }
 
 /// Contents of the outputs of a rank's dispatch.
@@ -162,7 +165,11 @@ impl Received {
             row_scales: row_scales.transpose()?.unwrap_or_default(),
             row_offsets: download(device, row_offsets.at, offset_count)?,
             expert_ids: download(device, expert_ids.at, experts)?,
-            src_info: download(device, output.src_info.at, rows)?,
+            src_info: match output.src_info.dims[1] {
+                2 => download(device, output.src_info.at, rows)?,
+                _ => Vec::new(),
+            },
+            tables: Tables::download(device, output)?,
         })
     }
 

@@ -10,6 +10,7 @@ pub mod notify;
 pub mod numbering;
 pub mod offsets;
 pub mod overflow;
+pub mod padding;
 pub mod receive;
 pub mod route;
 mod rows;

@@ -38,6 +38,18 @@ impl SharedGroup {
         }
     }
 
+    /// Rows of the group, without padding.
+    #[inline(always)]
+    pub const fn tokens(&self) -> u32 {
+        self.tokens.count
+    }
+
+    /// Token of the first row.
+    #[inline(always)]
+    pub const fn first_token(&self) -> u32 {
+        self.tokens.start
+    }
+
     /// Writes the group's entries of the user's tables, except its end. For one lane.
     #[inline(always)]
     pub fn describe<M: Machine>(self, launch: &Launch<M>) {

@@ -6,6 +6,7 @@ use ferry_layout::{
 
 use crate::dispatch::ids::read_id;
 use crate::dispatch::offsets::wait_for_offsets;
+use crate::dispatch::padding::{self, Groups};
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
@@ -100,19 +101,43 @@ fn number_and_place<M: Machine>(
     machine.block_barrier();
     if let (Some(ends), 0) = (ends, position.block) {
         tables::end(launch, args, shared, ends);
+        groups_of(launch, args, options, numbering, shared).describe();
     }
     while let Some(item) = current {
         current = following.map(|read| route(launch, numbering, read));
         note(launch, args, options, current);
         following = items.next();
         let loads_next = current.and_then(|item| item.part(launch));
-        place_item(launch, args, numbering, item, loads_next);
+        place_item(launch, args, options, numbering, item, loads_next);
     }
     if common.shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
         scales::clear_unused(launch, args, shared.groups, everywhere);
     }
+    if options.groups.writes_padding() {
+        wait_for_offsets(launch)?;
+        groups_of(launch, args, options, numbering, shared).pad(everywhere);
+    }
     Ok(())
+}
+
+/// Groups of a launch, whose blocks have all counted the rows.
+#[inline(always)]
+fn groups_of<'a, M: Machine>(
+    launch: &'a Launch<'a, M>,
+    args: &'a DispatchArgs,
+    options: &'a DispatchOptions,
+    numbering: BlockNumbering,
+    shared: SharedGroup,
+) -> Groups<'a, M, impl Fn(u32) -> u32> {
+    let count = move |expert| numbering.count_of(launch.machine, expert);
+    Groups {
+        launch,
+        args,
+        options,
+        shared,
+        count,
+    }
 }
 
 /// An item, with the entries of the user's tables for its token, being loaded. `L`: one value a lane.
@@ -210,6 +235,7 @@ fn note<M: Machine>(
 fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     numbering: BlockNumbering,
     routed: RoutedItem<M::Lanes<u32>>,
     next: Option<TokenPart>,
@@ -231,7 +257,7 @@ fn place_item<M: Machine>(
             return 0;
         }
         debug_assert!((position as u64) < args.row_capacity, "row {position}");
-        if item.part == 0 {
+        if item.part == 0 && options.groups.weights == 0 {
             machine.write(Table::SrcInfo, 2 * position as u64, item.token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
@@ -241,6 +267,9 @@ fn place_item<M: Machine>(
             .first_scale_word(common.shape.format(), position, row)
     });
     let here = machine.ballot(machine.lanes(is_here));
+    if item.part == 0 && options.groups.describes_rows() {
+        padding::describe_rows(launch, options, item, positions, here, experts);
+    }
     let to = |k| OutputRow {
         row: machine.broadcast(positions, k),
         scales: machine.broadcast(scales, k),
