@@ -1,6 +1,7 @@
 //! Replays given tensors, so that anyone can compare Ferry with a reference of their own.
 
 mod file;
+mod groups;
 mod rows;
 mod stored;
 
@@ -16,6 +17,7 @@ use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
 use crate::sharing;
 use file::{Given, read, require_same, serialize, tensors, write};
+use groups::GroupFlags;
 use stored::Tensors;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
@@ -64,8 +66,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
 /// 4, 4]` tiled, then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds
-/// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert in fp8 hold 0xa5 in every byte, as nobody
-/// writes them.
+/// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert hold 0xa5 in every byte, as nobody writes them, or 0
+/// with --clear-padding. --alignment adds `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`;
+/// --row-sources `weights.r` f32 `[rows, 1]`, and `src_info.r` is `[rows, 3]`: source rank, token and slot;
+/// --m-indices `m_indices.r` i32 `[rows]`. In padding they are -1, weights 0.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read
@@ -129,6 +133,9 @@ pub struct ReplayArgs {
     /// Write zeros to strided rows without a token
     #[arg(long)]
     clear_absent: bool,
+    /// Padding and tables of rows by expert
+    #[command(flatten)]
+    groups: GroupFlags,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -337,7 +344,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         .map(|input| input.tokens)
         .max()
         .unwrap_or(0);
-    let config = Config {
+    let config = args.groups.put(Config {
         p2p_world_size: args.p2p_world_size,
         format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
         combine: args.mode,
@@ -351,7 +358,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         clear_absent: args.clear_absent,
         combine_weights: args.combine_weights,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
-    };
+    });
     Settings {
         split: args.split,
         apart: !given.weights,
@@ -407,6 +414,7 @@ mod tests {
             initial: false,
             transposed_scales: false,
             clear_absent: false,
+            groups: GroupFlags::default(),
             all_at_once: false,
             counts: false,
             give_up: false,

@@ -62,7 +62,7 @@
 #define FERRY_COMBINE_OUTPUT_INIT \
     { sizeof(ferry_combine_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_CONFIG_INIT \
-    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DEVICE_POINTERS_INIT \
     { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
@@ -71,13 +71,14 @@
 #define FERRY_DISPATCH_OUTPUT_INIT \
     { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_GROUP_OPTIONS_INIT \
     { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_RECEIVED_COUNTS_INIT \
     { sizeof(ferry_received_counts), NULL, NULL, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
@@ -399,8 +400,9 @@ typedef struct {
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
     // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
-    // group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
-    // a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
+    // group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a multiple
+    // of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above the
+    // capacity.
     ferry_tensor row_offsets;
     // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
@@ -408,17 +410,28 @@ typedef struct {
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
     // each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
-    // -1 and -1 in rows without a token.
+    // -1 and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
+    // source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
+    // those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank; with
+    // skip_a2a all rows' source is this rank.
     ferry_tensor src_info;
     // [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
     // top-k slot, from 0; -1 in other slots and in rows without a token.
     ferry_tensor ids;
-    // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
+    // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1. By expert with
+    // ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0 in
+    // rows without a token.
     ferry_tensor weights;
     // FERRY_I32 [ranks], if not by expert: rows from each source rank.
     ferry_tensor source_counts;
-    // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
+    // ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
     ferry_tensor expert_counts;
+    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one of
+    // each group, without padding.
+    ferry_tensor row_ends;
+    // FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
+    ferry_tensor m_indices;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.
@@ -654,7 +667,8 @@ typedef struct {
     // 1: kernels are compiled for this shape when the communicator is made.
     uint32_t specialise;
     // 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
-    // on the device). shared_expert and skip_a2a imply it.
+    // on the device). shared_expert, skip_a2a, an expert_alignment above 1, clear_padding, row_sources and
+    // m_indices imply it.
     uint32_t options;
     // A ferry_receive_layout.
     uint32_t receive;
@@ -665,6 +679,17 @@ typedef struct {
     // 1: combine also returns weights: received_weights of ferry_combine_input to weights of
     // ferry_combine_output. Only if receive is not by expert.
     uint32_t combine_weights;
+    // Number of which the first row of each group is a multiple, by expert only: a power of two up to 256. 0
+    // and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
+    // row_ends. Exact mode between nodes takes only that of the format.
+    uint32_t expert_alignment;
+    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, by expert only. Otherwise
+    // they keep their bits.
+    uint32_t clear_padding;
+    // 1: by expert, src_info has a third column and outputs have a weight for each row.
+    uint32_t row_sources;
+    // 1: by expert, outputs have m_indices.
+    uint32_t m_indices;
 } ferry_config;
 
 // Sizes of a plan, for each rank.
@@ -696,6 +721,9 @@ typedef struct {
     uint64_t max_sms;
     // Bytes from one row of a view to the next, a multiple of 128.
     uint64_t view_row_stride;
+    // Number of which the rows of outputs, and the first row of each group, are a multiple: expert_alignment,
+    // in blockwise FP8 at least 4; 1 if rows are not received by expert.
+    uint64_t row_alignment;
 } ferry_plan_info;
 
 // Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device

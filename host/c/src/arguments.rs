@@ -59,8 +59,9 @@ pub struct ferry_dispatch_output {
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     pub row_scales: ferry_tensor,
     /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
-    /// group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
-    /// a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
+    /// group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a multiple
+    /// of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above the
+    /// capacity.
     pub row_offsets: ferry_tensor,
     /// FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     /// g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
@@ -68,17 +69,28 @@ pub struct ferry_dispatch_output {
     /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
     /// each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
-    /// -1 and -1 in rows without a token.
+    /// -1 and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
+    /// source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
+    /// those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank; with
+    /// skip_a2a all rows' source is this rank.
     pub src_info: ferry_tensor,
     /// [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
     /// top-k slot, from 0; -1 in other slots and in rows without a token.
     pub ids: ferry_tensor,
-    /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
+    /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1. By expert with
+    /// ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0 in
+    /// rows without a token.
     pub weights: ferry_tensor,
     /// FERRY_I32 [ranks], if not by expert: rows from each source rank.
     pub source_counts: ferry_tensor,
-    /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
+    /// ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
     pub expert_counts: ferry_tensor,
+    /// FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one of
+    /// each group, without padding.
+    pub row_ends: ferry_tensor,
+    /// FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
+    pub m_indices: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
@@ -168,6 +180,8 @@ impl ferry_dispatch_output {
                 weights: self.weights.get("weights")?,
                 source_counts: self.source_counts.get("source_counts")?,
                 expert_counts: self.expert_counts.get("expert_counts")?,
+                row_ends: self.row_ends.get("row_ends")?,
+                m_indices: self.m_indices.get("m_indices")?,
             })
         }
     }
@@ -192,6 +206,8 @@ impl ferry_dispatch_output {
             weights: some(&layout.weights),
             source_counts: some(&layout.source_counts),
             expert_counts: some(&layout.expert_counts),
+            row_ends: some(&layout.row_ends),
+            m_indices: some(&layout.m_indices),
         }
     }
 
@@ -218,6 +234,8 @@ impl ferry_dispatch_output {
             weights: optional(output.weights.as_ref()),
             source_counts: optional(output.source_counts.as_ref()),
             expert_counts: optional(output.expert_counts.as_ref()),
+            row_ends: optional(output.row_ends.as_ref()),
+            m_indices: optional(output.m_indices.as_ref()),
         }
     }
 }

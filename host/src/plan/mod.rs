@@ -361,3 +361,7 @@ mod tests;
 #[cfg(test)]
 #[path = "receive_tests.rs"]
 mod receive_tests;
+
+#[cfg(test)]
+#[path = "alignment_tests.rs"]
+mod alignment_tests;

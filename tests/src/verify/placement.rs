@@ -136,14 +136,18 @@ impl Placement {
     #[must_use]
     pub fn cut(&self, format: TokenFormat, capacity: Capacity) -> Self {
         let is_tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
-        let has_room = |row: &PlacedRow| {
-            let block = row.place.block + row.place.row / 128;
-            row.position() < capacity.rows && (!is_tiled || block < capacity.scale_blocks)
-        };
         let mut end = self.row_offsets.last().map_or(0, |&end| end as usize);
         end = end.min(capacity.rows);
-        if let Some(first) = self.rows.iter().find(|row| !has_room(row)) {
-            end = end.min(first.position());
+        if is_tiled {
+            // Of rows that pad a group, too, the first one whose block does not fit.
+            let blocks = formats::first_blocks(&self.row_offsets);
+            for (pair, block) in self.row_offsets.windows(2).zip(blocks) {
+                for row in 0..(pair[1] - pair[0]) as usize {
+                    if block + row / 128 >= capacity.scale_blocks {
+                        end = end.min(pair[0] as usize + row);
+                    }
+                }
+            }
         }
         Self {
             rows: self

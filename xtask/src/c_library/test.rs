@@ -11,7 +11,7 @@ use super::{header, package};
 use crate::places::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "round.c",
     "bad_input.c",
     "formats.c",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 7] = [
     "options.c",
     "queries.c",
     "rows.c",
+    "aligned.c",
 ];
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];

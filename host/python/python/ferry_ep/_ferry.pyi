@@ -292,6 +292,9 @@ class Plan:
     def max_rows_distinct(self) -> int:
         """Most rows if the experts of each token differ."""
     @property
+    def row_alignment(self) -> int:
+        """Number of which the rows of outputs, and the first row of each group, are a multiple."""
+    @property
     def view_row_stride(self) -> int:
         """Bytes from one row of a :class:`ferry_ep.View` to the next, a multiple of 128."""
     @property

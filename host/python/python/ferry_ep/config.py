@@ -15,7 +15,8 @@ class Config:
     """Sizes and behavior of a communicator: plain data, which :class:`ferry_ep.Plan` checks.
 
     All ranks of a group agree on everything but ``deadline``, ``debug_checks``, ``max_sms``,
-    ``specialise``, ``options`` and, without ``skip_a2a``, ``shared_expert``; creating communicators compares.
+    ``specialise``, ``options``, ``clear_padding``, ``row_sources``, ``m_indices`` and, without ``skip_a2a``,
+    ``shared_expert``; creating communicators compares.
 
     >>> Config(experts=8, top_k=2, hidden=64, max_tokens_per_rank=16).format
     'bf16'
@@ -69,3 +70,15 @@ class Config:
     """Whether kernels are compiled for this very shape when the communicator is made."""
     options: bool = False
     """Whether the kernels with options are loaded, too."""
+    expert_alignment: int = 1
+    """Number of which each group's first row is a multiple, by expert only: a power of two, 1 to 256. ``fp8``
+    aligns groups to 4 rows in any case. Above 1, outputs have ``expert_counts`` and ``row_ends``, too. Exact
+    mode between nodes takes only that of the format."""
+    clear_padding: bool = False
+    """Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
+    Otherwise they keep their bits."""
+    row_sources: bool = False
+    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, by expert only. In
+    other layouts they always do."""
+    m_indices: bool = False
+    """Whether outputs have the group of each row, by expert only."""
