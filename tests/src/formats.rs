@@ -132,6 +132,17 @@ pub struct Layout {
     pub hidden: usize,
     /// Number of rows, and of blocks of scales.
     pub capacity: Capacity,
+    /// Blocks of experts that the rows are in, if they are.
+    pub blocks: Option<Blocks>,
+}
+
+/// Blocks of experts, all alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Whether scales of FP8 are transposed in each block; otherwise they are row-major.
+    pub transposed: bool,
 }
 
 impl Layout {
@@ -207,7 +218,14 @@ impl Layout {
         let groups = self.groups();
         let Place { start, block, row } = place;
         let at = match self.format.scale_layout() {
-            None => 4 * (group * self.capacity.rows + start + row),
+            None => match self.blocks {
+                None => 4 * (group * self.capacity.rows + start + row),
+                Some(blocks) if blocks.transposed => {
+                    let expert = start / blocks.rows;
+                    4 * ((expert * groups + group) * blocks.rows + row)
+                }
+                Some(_) => 4 * ((start + row) * groups + group),
+            },
             Some(ScaleLayout::RowMajor) => (start + row) * groups + group,
             Some(ScaleLayout::Tiled) => {
                 // [block, group / 4, row % 32, row % 128 / 32, group % 4]

@@ -115,6 +115,7 @@ impl SiluCase {
             ..Capacity::default()
         };
         let layout = Layout {
+            blocks: None,
             format: self.format,
             hidden: self.columns,
             capacity: formats::with_spare_rows(

@@ -65,6 +65,8 @@ pub enum Region {
     ScaleBlocks,
     /// The last launch of this rank.
     LastLaunch,
+    /// An expert's block of the user's output tensors.
+    ExpertBlock,
 }
 
 impl FaultKind {
@@ -94,7 +96,7 @@ const fn is_input(kind: u64) -> bool {
 }
 
 impl Region {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -107,6 +109,7 @@ impl Region {
         Self::TokensOnDevice,
         Self::ScaleBlocks,
         Self::LastLaunch,
+        Self::ExpertBlock,
     ];
 
     const fn name(self) -> &'static str {
@@ -123,6 +126,7 @@ impl Region {
             Self::TokensOnDevice => "tokens_on_device",
             Self::ScaleBlocks => "blocks of tiled scales",
             Self::LastLaunch => "last launch",
+            Self::ExpertBlock => "rows of an expert",
         }
     }
 }
@@ -154,7 +158,8 @@ pub struct Fault {
     pub culprit: Rank,
     /// Data that was awaited or read.
     pub region: Region,
-    /// Index of the token, word or row. For [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
+    /// Index of the token, word or row; of an [`ExpertBlock`](Region::ExpertBlock) the expert's id. For
+    /// [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
     /// launch, as its index in [`Kernel::ALL`].
     pub index: u64,
     /// Expected value: an epoch, or the first value that is out of range.
@@ -272,6 +277,11 @@ impl fmt::Display for Fault {
                 f,
                 "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \
                  position {saw} is not below {wanted}"
+            ),
+            FaultKind::OutputTooSmall if self.region == Region::ExpertBlock => write!(
+                f,
+                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the expert's \
+                 block holds {wanted}; those beyond count as not routed here"
             ),
             FaultKind::OutputTooSmall => write!(
                 f,

@@ -69,7 +69,10 @@ pub const LAYOUT_FINGERPRINT: u64 = {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
             rows, groups
         }
-        GroupTables { counts, ends, weights, m_indices, clears_padding, reserved }
+        GroupTables {
+            counts, ends, weights, m_indices, ranges, clears_padding, block, scale_row, scale_stride,
+            scale_block, reserved
+        }
         CombineOptions {
             row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved,
             rows

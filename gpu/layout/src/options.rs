@@ -47,8 +47,19 @@ pub struct GroupTables {
     pub weights: u64,
     /// i32 `[row_capacity]`, written: the group of each row, -1 for rows of no token; 0 for none.
     pub m_indices: u64,
+    /// i64 `[local experts, ranks]`, written: where the rows of each source begin in the expert's block, in the
+    /// upper half, and their number in the lower; 0 for none.
+    pub ranges: u64,
     /// Not zero: rows that pad a group are zeros (payload and scales).
     pub clears_padding: u32,
+    /// Not zero: each local expert has a block of so many rows, at `block` times its number.
+    pub block: u32,
+    /// Words of the scales of blockwise FP8 from one row of a block to the next.
+    pub scale_row: u32,
+    /// Words from one row's scales to the next of the same row, if there are blocks.
+    pub scale_stride: u32,
+    /// Words that the scales of an expert's block begin later than `scale_row` times its first row.
+    pub scale_block: u32,
     /// Padding, zero.
     pub reserved: u32,
 }
@@ -60,7 +71,12 @@ impl GroupTables {
         ends: 0,
         weights: 0,
         m_indices: 0,
+        ranges: 0,
         clears_padding: 0,
+        block: 0,
+        scale_row: 0,
+        scale_stride: 0,
+        scale_block: 0,
         reserved: 0,
     };
 
@@ -398,6 +414,7 @@ impl Arguments for DispatchWith {
             Table::GroupEnds => self.options.groups.ends,
             Table::WeightsOfRows => self.options.groups.weights,
             Table::GroupsOfRows => self.options.groups.m_indices,
+            Table::SourceRanges => self.options.groups.ranges,
             _ => self.args.user_table(table),
         }
     }

@@ -104,6 +104,9 @@ pub enum Table {
     WeightsOfRows,
     /// `[row capacity]` group of each row, the user's.
     GroupsOfRows,
+    /// `[local expert, source]` rows of a source in an expert's block, two words each: their number, and where
+    /// they begin. The user's.
+    SourceRanges,
     /// `[row capacity, K]` weights that return, as f32 bits, the user's; read only.
     ReturnedWeights,
     /// `[token, K]` weights that have returned, as f32 bits, the user's.

@@ -268,7 +268,9 @@ impl ScaleKind {
 fn kind_of_scales(plan: &Plan) -> ScaleKind {
     let config = plan.config();
     match ScaleKind::of(config.format) {
-        ScaleKind::Transposed if config.receive.keeps_rows() && !config.transposed_scales => {
+        ScaleKind::Transposed
+            if config.receive != ReceiveLayout::ByExpert && !config.transposed_scales =>
+        {
             ScaleKind::RowMajor
         }
         kind => kind,

@@ -52,7 +52,7 @@ impl DispatchOutput {
         Ok(())
     }
 
-    fn written(&self) -> [Named; 13] {
+    fn written(&self) -> [Named; 14] {
         let tensors = self.tensors();
         tensors.named().map(|(name, tensor)| {
             let extent = tensor.map(|tensor| Extent {

@@ -11,6 +11,7 @@ use crate::call::scales::{ScaleAddresses, ScaleTensor};
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -177,6 +178,7 @@ impl DispatchOutput {
             expert_counts: None,
             row_ends: None,
             m_indices: None,
+            source_ranges: None,
         }
     }
 
@@ -275,8 +277,9 @@ impl DispatchOutput {
             ends: address_or_none(self.row_ends),
             weights,
             m_indices: address_or_none(self.m_indices),
+            ranges: address_or_none(self.source_ranges),
             clears_padding: config.clear_padding.into(),
-            ..GroupTables::NONE
+            ..plan.blocks()
         };
         DispatchOptions { groups, ..options }
     }
@@ -286,6 +289,29 @@ impl DispatchOutput {
         match &self.tokens {
             Some(tokens) => tokens.dims[0],
             None => self.src_info.dims[0],
+        }
+    }
+}
+
+impl Plan {
+    /// Blocks of experts, and places of scales in them, without tables; all zero if there are none.
+    fn blocks(&self) -> GroupTables {
+        let (shape, block) = (self.shape(), self.block_rows() as u32);
+        if block == 0 {
+            return GroupTables::NONE;
+        }
+        let words = shape.scale_words();
+        let (scale_row, scale_stride, scale_block) = match self.scale_form() {
+            // Position `block * expert + row` becomes word `block * words * expert + row`.
+            ScaleForm::TransposedBlocks => (1, block, block.wrapping_mul(words.wrapping_sub(1))),
+            _ => (words, 1, 0),
+        };
+        GroupTables {
+            block,
+            scale_row,
+            scale_stride,
+            scale_block,
+            ..GroupTables::NONE
         }
     }
 }

@@ -141,6 +141,9 @@ pub struct DispatchOutput {
     /// without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's contiguous
     /// layout takes it, with an alignment of 128.
     pub m_indices: Option<Tensor<1>>,
+    /// i64 `[local_experts, ranks]`, of padded blocks only: the rows of each source rank in each expert's block,
+    /// in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    pub source_ranges: Option<Tensor<2>>,
 }
 
 /// A rank's inputs of a combine.

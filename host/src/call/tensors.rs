@@ -42,6 +42,8 @@ pub struct DispatchTensors<T> {
     pub row_ends: Option<T>,
     /// Value for [`DispatchOutput::m_indices`].
     pub m_indices: Option<T>,
+    /// Value for [`DispatchOutput::source_ranges`].
+    pub source_ranges: Option<T>,
 }
 
 /// A tensor without gaps that is not allocated yet.
@@ -82,11 +84,12 @@ impl<T> DispatchTensors<T> {
             expert_counts: self.expert_counts.map(&mut map).transpose()?,
             row_ends: self.row_ends.map(&mut map).transpose()?,
             m_indices: self.m_indices.map(&mut map).transpose()?,
+            source_ranges: self.source_ranges.map(&mut map).transpose()?,
         })
     }
 
     /// Every tensor's name, and its value if it is present, in the order of the fields.
-    pub fn named(&self) -> [(&'static str, Option<&T>); 13] {
+    pub fn named(&self) -> [(&'static str, Option<&T>); 14] {
         [
             ("tokens", self.tokens.as_ref()),
             ("scales", self.scales.as_ref()),
@@ -101,6 +104,7 @@ impl<T> DispatchTensors<T> {
             ("expert_counts", self.expert_counts.as_ref()),
             ("row_ends", self.row_ends.as_ref()),
             ("m_indices", self.m_indices.as_ref()),
+            ("source_ranges", self.source_ranges.as_ref()),
         ]
     }
 
@@ -171,6 +175,7 @@ impl DispatchOutput {
             expert_counts: self.expert_counts.as_ref().map(AnyTensor::natural),
             row_ends: self.row_ends.as_ref().map(AnyTensor::natural),
             m_indices: self.m_indices.as_ref().map(AnyTensor::natural),
+            source_ranges: self.source_ranges.as_ref().map(AnyTensor::natural),
         }
     }
 
@@ -228,6 +233,12 @@ impl DispatchOutput {
             "m_indices",
             wanted.m_indices.map(natural),
             self.m_indices,
+            plan,
+        )?;
+        fits(
+            "source_ranges",
+            wanted.source_ranges.map(pairs),
+            self.source_ranges,
             plan,
         )
     }
@@ -323,6 +334,10 @@ impl Plan {
             ScaleForm::Transposed { .. } => {
                 Some(ScaleTensor::Transposed(tensor(element, [of_row, rows])))
             }
+            ScaleForm::TransposedBlocks => {
+                let dims = [self.local_experts() * of_row, self.block_rows()];
+                Some(ScaleTensor::Transposed(tensor(element, dims)))
+            }
             ScaleForm::RowMajor => Some(ScaleTensor::RowMajor(tensor(element, [rows, of_row]))),
             ScaleForm::Tiled => Some(ScaleTensor::Tiled {
                 scales: tensor(element, [scale_blocks, of_row / 4, 32, 4, 4]),
@@ -367,6 +382,10 @@ impl Plan {
             expert_counts: (keeps_rows || counts_groups).then(|| counts(experts)),
             row_ends: counts_groups.then(|| tensor(DataType::U32, [groups])),
             m_indices: config.m_indices.then(|| tensor(DataType::I32, [rows])),
+            source_ranges: (self.block_rows() > 0).then(|| {
+                let dims = [self.local_experts(), self.ranks() as usize];
+                tensor(DataType::I64, dims)
+            }),
         }
     }
 }
@@ -413,6 +432,7 @@ impl DispatchOutput {
             expert_counts: none.expert_counts.map(|of| placed(of, at.expert_counts)),
             row_ends: none.row_ends.map(|of| placed(of, at.row_ends)),
             m_indices: none.m_indices.map(|of| placed(of, at.m_indices)),
+            source_ranges: none.source_ranges.map(|of| placed(of, at.source_ranges)),
         };
         output.check(plan)?;
         Ok(output)

@@ -9,7 +9,8 @@ use crate::plan::scale_form::ScaleForm;
 
 /// Capacity of the outputs of a dispatch on one rank.
 ///
-/// Views and strided rows have exactly [`Plan::max_rows`] rows, one for each source rank and token. For
+/// Views and strided rows have exactly [`Plan::max_rows`] rows, one for each source rank and token, and so
+/// have padded blocks, for each local expert. For
 /// compact rows any number will do: if more come, the first ones are kept
 /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +30,10 @@ pub struct Capacity {
 impl Capacity {
     /// Capacity of `rows` rows, and of the most blocks that they can take: each group begins a block.
     pub const fn of_rows(plan: &Plan, rows: usize) -> Self {
-        let blocks = scale_placement::max_blocks(rows as u64, plan.groups() as u32);
+        let blocks = match plan.block_rows() {
+            0 => scale_placement::max_blocks(rows as u64, plan.groups() as u32),
+            _ => plan.max_scale_blocks() as u64,
+        };
         Self {
             rows,
             scale_blocks: blocks as usize,
@@ -79,6 +83,7 @@ impl Capacity {
         }
         match plan.scale_form() {
             ScaleForm::None | ScaleForm::Transposed { .. } => Ok(()),
+            ScaleForm::TransposedBlocks => countable_rows(shape, self.rows),
             ScaleForm::RowMajor => countable_rows(shape, self.rows),
             ScaleForm::Tiled => countable_blocks(shape, self.scale_blocks),
         }
@@ -102,12 +107,14 @@ impl Plan {
     /// The rule that outputs of `rows` rows break, if rows have fixed places.
     pub(crate) fn fixed_rows(&self, rows: usize) -> Option<String> {
         let receive = self.config().receive;
-        let is_fixed = matches!(receive, ReceiveLayout::View | ReceiveLayout::Strided);
-        (is_fixed && rows != self.max_rows()).then(|| {
-            format!(
-                "receive is {receive}, with {} rows: ranks * max_tokens_per_rank",
-                self.max_rows()
-            )
+        let of_each = match receive {
+            ReceiveLayout::View | ReceiveLayout::Strided => "",
+            ReceiveLayout::Padded => "local experts * ",
+            ReceiveLayout::ByExpert | ReceiveLayout::Compact => return None,
+        };
+        let most = self.max_rows();
+        (rows != most).then(|| {
+            format!("receive is {receive}, with {most} rows: {of_each}ranks * max_tokens_per_rank")
         })
     }
 }

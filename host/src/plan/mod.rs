@@ -6,8 +6,8 @@ pub(crate) mod config;
 pub(crate) mod scale_form;
 
 use ferry_layout::{
-    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, Shape, SharedTokens, Window,
-    Workspace, scale_placement,
+    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, ReceiveLayout, Shape,
+    SharedTokens, Window, Workspace, scale_placement,
 };
 
 use crate::error::{Error, PlanError};
@@ -149,10 +149,14 @@ impl Plan {
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
     ///
-    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding.
+    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding, and as many
+    /// for each local expert in padded blocks.
     pub const fn max_rows(&self) -> usize {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
+        }
+        if self.block_rows() > 0 {
+            return self.local_experts() * self.source_counts();
         }
         (self.max_routed_rows() + self.max_shared_rows()) as usize
     }
@@ -166,10 +170,13 @@ impl Plan {
     /// (-1 names none) or because two logical experts of a token are one physical expert. Rows that do not
     /// fit are then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
     ///
-    /// The same as `max_rows` if rows [stay as they came](Config::receive).
+    /// The same as `max_rows` if rows [stay as they came](Config::receive), and in padded blocks.
     pub const fn max_rows_distinct(&self) -> usize {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
+        }
+        if self.block_rows() > 0 {
+            return self.local_experts() * self.source_counts();
         }
         let routed = self.padded_rows(self.shape.max_rows_distinct());
         (routed + self.max_shared_rows()) as usize
@@ -184,7 +191,7 @@ impl Plan {
     /// [`Config::expert_alignment`], in blockwise FP8 at least 4. 1 if rows [stay as they
     /// came](Config::receive).
     pub const fn row_alignment(&self) -> u32 {
-        if self.config.receive.keeps_rows() {
+        if self.config.receive.keeps_rows() || self.block_rows() > 0 {
             return 1;
         }
         // At most 256: `check_alignment`.
@@ -193,6 +200,14 @@ impl Plan {
             self.shape.row_alignment(),
         );
         if wanted > format { wanted } else { format }
+    }
+
+    /// Rows of each expert's block; 0 if experts have no [padded blocks](Config::receive).
+    pub(crate) const fn block_rows(&self) -> usize {
+        match self.config.receive {
+            ReceiveLayout::Padded => self.source_counts(),
+            _ => 0,
+        }
     }
 
     /// Most routed rows with padding, rounded up to the alignment, if without the format's padding `routed`
@@ -246,7 +261,7 @@ impl Plan {
 
     /// Whether outputs by expert have the number of rows of each group, and their ends.
     pub(crate) const fn counts_groups(&self) -> bool {
-        self.config.expert_alignment > 1
+        self.config.expert_alignment > 1 || self.block_rows() > 0
     }
 
     /// Whether dispatch by expert writes padding, or an entry for each row beside those of every dispatch.
@@ -266,6 +281,9 @@ impl Plan {
 
     /// Most positions of rows that a combine reads.
     pub(crate) const fn max_positions(&self) -> u64 {
+        if self.block_rows() > 0 {
+            return self.max_rows() as u64;
+        }
         // None of rows that stay as they came.
         let more = (self.row_alignment()).saturating_sub(self.shape.row_alignment());
         let padding = more as u64 * self.shape.local_experts() as u64;
@@ -299,6 +317,11 @@ impl Plan {
 
     /// Most blocks for `routed` routed rows and those of the shared expert.
     const fn scale_blocks_of(&self, routed: u64) -> usize {
+        let of_block = self.block_rows() as u64;
+        if of_block > 0 {
+            let blocks = of_block.div_ceil(scale_placement::BLOCK_ROWS as u64);
+            return self.local_experts() * blocks as usize;
+        }
         let routed = max_blocks(routed, self.shape.local_experts(), self.row_alignment());
         // The shared expert's rows begin a block of their own.
         let shared = scale_placement::blocks(self.max_shared_rows() as u32) as u64;

@@ -13,6 +13,8 @@ pub struct Room {
     pub capacity: usize,
     /// Rows from this one on are not there, although the outputs have them: they lack blocks of scales, say.
     pub end: usize,
+    /// Rows of a block that each group has at its number times so many rows, instead of an alignment.
+    pub block: Option<usize>,
     /// This rank, if every rank has the tokens and nothing travels.
     pub local: Option<usize>,
 }
@@ -35,6 +37,9 @@ pub struct AlignedRows {
     pub weights: Vec<f32>,
     /// Rows that pad a group.
     pub padding: Vec<usize>,
+    /// Rows of each source rank in each group, `[groups, ranks]`: the first one, counted from the group's, in the
+    /// upper 32 bits, their number in the lower.
+    pub ranges: Vec<i64>,
 }
 
 /// Aligns the groups of a rank's `dispatched` rows.
@@ -48,6 +53,7 @@ pub fn align(problem: &Problem, dispatched: &Dispatched, room: Room) -> AlignedR
         src_info: vec![[-1; 3]; capacity],
         weights: vec![0.0; capacity],
         padding: Vec::new(),
+        ranges: Vec::new(),
     };
     let mut start = 0;
     for (group, pair) in dispatched.row_offsets.windows(2).enumerate() {
@@ -58,7 +64,17 @@ pub fn align(problem: &Problem, dispatched: &Dispatched, room: Room) -> AlignedR
                 aligned.put(problem, dispatched, room.local, group, row, from);
             }
         }
-        let next = end.next_multiple_of(room.alignment);
+        let next = match room.block {
+            None => end.next_multiple_of(room.alignment),
+            Some(block) => start + block,
+        };
+        assert!(end <= next, "{} rows in a block", end - start);
+        let sources = &dispatched.src_rank[pair[0] as usize..pair[1] as usize];
+        for rank in 0..problem.ranks {
+            let first = sources.iter().filter(|&&source| source < rank).count();
+            let count = sources.iter().filter(|&&source| source == rank).count();
+            aligned.ranges.push((first as i64) << 32 | count as i64);
+        }
         aligned
             .padding
             .extend((end..next).filter(|&row| row < room.end));
@@ -129,6 +145,7 @@ mod tests {
         alignment: 4,
         capacity: 10,
         end: 10,
+        block: None,
         local: None,
     };
 
@@ -182,5 +199,21 @@ mod tests {
         let aligned = align(&problem, &all[0], Room { local, ..ROOM });
         assert_eq!(aligned.src_info[4], [5, 0, 0]);
         assert_eq!(aligned.weights[6].to_bits(), u32::MAX, "it does not travel");
+    }
+
+    #[test]
+    fn blocks_have_fixed_places() {
+        let (problem, all) = (problem(), dispatch(&problem()));
+        let room = Room {
+            block: Some(5),
+            ..ROOM
+        };
+        let aligned = align(&problem, &all[0], room);
+        assert_eq!(aligned.row_offsets, [0, 5, 10]);
+        assert_eq!((aligned.counts, aligned.row_ends), (vec![0, 3], vec![0, 8]));
+        assert_eq!(aligned.m_indices, [-1, -1, -1, -1, -1, 1, 1, 1, -1, -1]);
+        assert_eq!(aligned.padding, [0, 1, 2, 3, 4, 8, 9]);
+        // Expert 1: two rows of rank 0, one of rank 1.
+        assert_eq!(aligned.ranges, [0, 0, 2, 2 << 32 | 1]);
     }
 }

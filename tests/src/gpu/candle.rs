@@ -187,6 +187,7 @@ impl Memory {
         let scales = rows.scales.as_ref().map(bytes_of).transpose()?;
         let received = Received {
             layout: Layout {
+                blocks: None,
                 format,
                 hidden: HIDDEN,
                 capacity,

@@ -210,6 +210,7 @@ const fn aligned(alignment: usize, clears_padding: bool, tables: bool) -> Groups
         clears_padding,
         row_sources: tables,
         m_indices: tables,
+        padded: 0,
     }
 }
 

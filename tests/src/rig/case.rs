@@ -245,6 +245,10 @@ impl Case {
             needed.rows += more.next_multiple_of(alignment);
             needed.scale_blocks += more.next_multiple_of(alignment).div_ceil(128);
         }
+        if self.receive == ReceiveLayout::Padded {
+            // Blocks have all their rows.
+            return needed;
+        }
         if self.short {
             return short_of(needed, shared, alignment, dice);
         }

@@ -62,7 +62,7 @@ impl Settings {
     pub fn with_spare(self, rows: usize, scale_blocks: usize) -> Self {
         let has_places = matches!(
             self.config.receive,
-            ReceiveLayout::View | ReceiveLayout::Strided
+            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded
         );
         if has_places {
             return self;

@@ -20,6 +20,9 @@ pub struct Groups {
     pub row_sources: bool,
     /// Whether rows have the number of their group.
     pub m_indices: bool,
+    /// Most tokens of a rank, of which each expert's block has room for those of all ranks; 0 if there are no
+    /// blocks.
+    pub padded: usize,
 }
 
 impl Groups {
@@ -29,6 +32,7 @@ impl Groups {
         clears_padding: false,
         row_sources: false,
         m_indices: false,
+        padded: 0,
     };
 
     /// That of a configuration.
@@ -38,19 +42,34 @@ impl Groups {
             clears_padding: config.clear_padding,
             row_sources: config.row_sources,
             m_indices: config.m_indices,
+            padded: match config.receive {
+                ReceiveLayout::Padded => config.max_tokens_per_rank,
+                _ => 0,
+            },
         }
+    }
+
+    /// Whether groups are counted.
+    const fn counts_groups(&self) -> bool {
+        self.alignment > 1 || self.padded > 0
+    }
+
+    /// Rows of each expert's block, if there are blocks.
+    pub fn block(&self, ranks: usize) -> Option<usize> {
+        (self.padded > 0).then_some(self.padded * ranks)
     }
 
     /// The configuration with it, if rows are by expert.
     #[must_use]
     pub fn put(self, config: Config) -> Config {
-        if config.receive != ReceiveLayout::ByExpert {
+        if config.receive.keeps_rows() {
             return config;
         }
+        let padded = config.receive == ReceiveLayout::Padded;
         let alignment = config.format.sizes().row_alignment as usize;
         Config {
-            expert_alignment: self.alignment,
-            clear_padding: self.clears_padding && self.alignment.max(alignment) > 1,
+            expert_alignment: if padded { 1 } else { self.alignment },
+            clear_padding: self.clears_padding && (padded || self.alignment.max(alignment) > 1),
             row_sources: self.row_sources,
             m_indices: self.m_indices,
             ..config
@@ -81,6 +100,8 @@ pub struct Tables {
     pub weights: Vec<u32>,
     /// Group of each row.
     pub m_indices: Vec<i32>,
+    /// Rows of each source in each block.
+    pub ranges: Vec<i64>,
 }
 
 impl Tables {
@@ -99,6 +120,9 @@ impl Tables {
         if let Some(of) = output.m_indices {
             tables.m_indices = download(device, of.at, of.elements())?;
         }
+        if let Some(of) = output.source_ranges {
+            tables.ranges = download(device, of.at, of.elements())?;
+        }
         if let [rows, 3] = output.src_info.dims {
             tables.sources = download(device, output.src_info.at, rows)?;
         }
@@ -113,7 +137,7 @@ impl Tables {
         groups: Groups,
     ) -> Result<(), Mismatch> {
         let subject = |tensor| Subject { rank, tensor };
-        let counts_groups = groups.alignment > 1;
+        let counts_groups = groups.counts_groups();
         let counts = if counts_groups {
             &wanted.counts[..]
         } else {
@@ -142,7 +166,13 @@ impl Tables {
             sources = wanted.src_info.as_flattened();
         }
         subject("weights").numbers(&weights, &self.weights, 1)?;
-        subject("src_info").numbers(sources, self.sources.as_flattened(), 3)
+        subject("src_info").numbers(sources, self.sources.as_flattened(), 3)?;
+        let ranges = if groups.padded > 0 {
+            &wanted.ranges[..]
+        } else {
+            &[]
+        };
+        subject("source_ranges").numbers(ranges, &self.ranges, 1)
     }
 }
 
@@ -161,6 +191,7 @@ impl Placement {
             alignment: compared.groups.alignment_in(format),
             capacity: capacity.rows,
             end: end.unwrap_or(0) as usize,
+            block: compared.groups.block(problem.ranks),
             local: compared.part.map(|(index, _)| index),
         };
         let mut aligned = align(problem, &self.dispatched, room);
@@ -191,4 +222,30 @@ pub(super) fn clear_padding(
         };
         images.put(place, zeros);
     }
+}
+
+/// A problem without the assignments that blocks of `block` rows do not hold, and for each rank the first expert
+/// that has more, with the number of its rows.
+pub fn within_blocks(problem: &Problem, block: usize) -> (Problem, Vec<Option<(usize, usize)>>) {
+    let mut held = problem.clone();
+    let mut rows = vec![0; problem.experts];
+    for input in &mut held.inputs {
+        for id in &mut input.topk_ids {
+            let Ok(expert) = usize::try_from(*id) else {
+                continue;
+            };
+            rows[expert] += 1;
+            if rows[expert] > block {
+                *id = -1;
+            }
+        }
+    }
+    let first = |experts: &[usize]| experts.iter().position(|&rows| rows > block);
+    let here = problem.local_experts();
+    let above = rows.chunks(here).enumerate().map(|(rank, rows)| {
+        let expert = first(rows)?;
+        Some((rank * here + expert, rows[expert]))
+    });
+    let above = above.collect();
+    (held, above)
 }

@@ -14,7 +14,7 @@ mod tests;
 mod values;
 
 pub use compared::Compared;
-pub use groups::{Groups, Tables};
+pub use groups::{Groups, Tables, within_blocks};
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, largest, without_overflow};

@@ -66,7 +66,7 @@ impl Placement {
         };
         ranks
             .iter()
-            .map(|rank| Self::of_rank(rank, format, compared))
+            .map(|rank| Self::of_rank(rank, format, compared, problem.ranks))
             .collect()
     }
 
@@ -95,9 +95,16 @@ impl Placement {
         (0..ranks).flat_map(of_rank).collect()
     }
 
-    fn of_rank(rank: &Dispatched, format: TokenFormat, compared: Compared) -> Self {
-        let alignment = compared.groups.alignment_in(format) as u32;
-        let row_offsets = fp8::padded_offsets(&rank.row_offsets, alignment);
+    fn of_rank(rank: &Dispatched, format: TokenFormat, compared: Compared, ranks: usize) -> Self {
+        let row_offsets = match compared.groups.block(ranks) {
+            None => {
+                let alignment = compared.groups.alignment_in(format) as u32;
+                fp8::padded_offsets(&rank.row_offsets, alignment)
+            }
+            Some(block) => (0..rank.row_offsets.len())
+                .map(|group| (group * block) as u32)
+                .collect(),
+        };
         let blocks = formats::first_blocks(&row_offsets);
         let mut rows = Vec::with_capacity(rank.src_info.len());
         for (group, pair) in rank.row_offsets.windows(2).enumerate() {

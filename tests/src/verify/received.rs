@@ -3,13 +3,13 @@
 use bytemuck::Pod;
 use ferry::{
     Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ReceivedCounts,
-    ScaleTensor, Tensor, TokenFormat, View,
+    ScaleTensor, Tensor, View,
 };
 use ferry_reference::bf16;
 
 use super::groups::Tables;
 use super::rows::{RowLayout, Rows, Viewed};
-use crate::formats::{Images, Layout, Place};
+use crate::formats::{Blocks, Images, Layout, Place};
 
 /// Contents of the outputs of a rank's dispatch: every tensor, all of it.
 #[derive(PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Contents {
             let layout = RowLayout::of(config, output.src_info.dims[0]);
             Self::Rows(Rows::download(device, output, layout, viewed)?)
         } else {
-            Self::ByExpert(Received::download(device, output, config.format)?)
+            Self::ByExpert(Received::download(device, output, config)?)
         })
     }
 
@@ -128,7 +128,7 @@ impl Received {
     pub fn download(
         device: &dyn Device,
         output: &DispatchOutput,
-        format: TokenFormat,
+        config: &Config,
     ) -> Result<Self, Error> {
         let (tokens, row_offsets) = (present(output.tokens), present(output.row_offsets));
         let expert_ids = present(output.expert_ids);
@@ -142,8 +142,13 @@ impl Received {
                 (Some(scales.at), Some(offsets), scales.dims[0])
             }
         };
+        let blocks = output.source_ranges.map(|ranges| Blocks {
+            rows: rows / ranges.dims[0],
+            transposed: config.transposed_scales,
+        });
         let layout = Layout {
-            format,
+            format: config.format,
+            blocks,
             hidden,
             capacity: Capacity {
                 rows,

@@ -126,6 +126,7 @@ fn every_output_by_expert(received: &mut Received) -> Vec<(&'static str, &mut [u
         sources,
         weights,
         m_indices,
+        ranges,
     } = tables;
     vec![
         ("tokens", tokens),
@@ -140,6 +141,7 @@ fn every_output_by_expert(received: &mut Received) -> Vec<(&'static str, &mut [u
         ("src_info", cast_slice_mut(sources)),
         ("weights", cast_slice_mut(weights)),
         ("m_indices", cast_slice_mut(m_indices)),
+        ("source_ranges", cast_slice_mut(ranges)),
     ]
 }
 
@@ -215,6 +217,24 @@ fn the_same_of_aligned_rows_with_tables() {
         });
         let seen: BTreeSet<_> = all.into_iter().flatten().collect();
         assert_eq!(seen.len(), 12, "{seen:?}");
+    }
+}
+
+#[test]
+fn the_same_of_padded_blocks() {
+    for format in TokenFormat::ALL {
+        for transposed_scales in [false, format == TokenFormat::BlockwiseFp8] {
+            let seen = every_bit_counts(Config {
+                receive: ReceiveLayout::Padded,
+                transposed_scales,
+                clear_padding: transposed_scales,
+                row_sources: true,
+                m_indices: true,
+                options: true,
+                ..by_expert(format)
+            });
+            assert!(seen.contains("source_ranges"), "{seen:?}");
+        }
     }
 }
 

@@ -293,6 +293,7 @@ fn comes_back_aligned(alignment: usize, clears: bool, more: &[&str]) {
             alignment,
             capacity: end,
             end,
+            block: None,
             local: None,
         };
         let end = align(&problem, dispatched, room(most)).row_offsets;

@@ -4,15 +4,18 @@
 use core::ops::Range;
 
 use ferry_layout::{
-    DispatchArgs, DispatchOptions, Header, Rank, Table, Tagged, Tensor, scale_placement,
+    DispatchArgs, DispatchOptions, Fault, FaultKind, Header, Rank, Region, Table, Tagged, Tensor,
+    scale_placement,
 };
 
 use crate::dispatch::batch::Batch;
+use crate::dispatch::counts::wait_for_experts;
+use crate::dispatch::overflow;
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
 use crate::machine::rows::{ByteRange, Row};
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::Launch;
+use crate::sync::launch::{Aborted, Launch};
 use crate::work::item::Item;
 use crate::work::partition::Partition;
 use crate::work::ranks::for_each_bit;
@@ -61,6 +64,57 @@ pub fn assignments<M: Machine>(launch: &Launch<M>, expert: u32) -> u32 {
         .wrapping_sub(value(first))
 }
 
+/// Whether more rows come for an expert than its block of `block` rows holds. If so, records that of the first
+/// such expert. One warp, which has seen all counts arrive.
+#[inline(always)]
+pub fn overflows_blocks<M: Machine>(launch: &Launch<M>, block: u32) -> Result<bool, Aborted> {
+    let (machine, common) = (launch.machine, launch.common);
+    let experts = common.shape.local_experts();
+    let mut overflows = false;
+    let mut first = 0;
+    while first < experts && !overflows {
+        // The last lanes repeat an expert rather than branch.
+        let expert = |lane: u32| (first + lane).min(experts - 1);
+        let rows = wait_for_experts(launch, first)?;
+        let rows = machine.lanes(|lane| machine.own(rows, lane).unwrap_or(0));
+        let above = machine.ballot(machine.lanes(|lane| machine.own(rows, lane) > block));
+        machine.lanes(|lane| {
+            if above != 0 && lane == above.trailing_zeros() {
+                let fault = Fault {
+                    region: Region::ExpertBlock,
+                    index: (common.rank().0 * experts + expert(lane)) as u64,
+                    wanted: block as u64,
+                    saw: machine.own(rows, lane) as u64,
+                    ..launch.fault()
+                };
+                launch.record(FaultKind::OutputTooSmall, fault);
+            }
+        });
+        overflows = above != 0;
+        first += LANES;
+    }
+    Ok(overflows)
+}
+
+/// Position `position` of an assignment to local expert `expert`, marked if it is not in the expert's block of
+/// `block` rows.
+#[inline(always)]
+pub fn in_block(block: u32, position: u32, expert: u32) -> u32 {
+    match position.wrapping_sub(expert.wrapping_mul(block)) < block {
+        true => position,
+        false => overflow::mark(position),
+    }
+}
+
+/// First word of the scales of blockwise FP8 of output row `position`, in the block of local expert `expert`.
+/// Wraps around, as positions do.
+#[inline(always)]
+pub fn first_scale_word(options: &DispatchOptions, position: u32, expert: u32) -> u32 {
+    let groups = &options.groups;
+    let row = position.wrapping_mul(groups.scale_row);
+    row.wrapping_add(expert.wrapping_mul(groups.scale_block))
+}
+
 impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Number of groups.
     #[inline(always)]
@@ -105,6 +159,36 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
                 }
             });
         }
+        if self.options.groups.ranges != 0 {
+            self.describe_ranges();
+        }
+    }
+
+    /// Writes where the rows of each source begin in each expert's block, and their number. One warp, which
+    /// wrote the offsets.
+    #[inline(always)]
+    fn describe_ranges(&self) {
+        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (ranks, block) = (common.shape.ranks, self.options.groups.block);
+        let ranges = common.shape.local_experts() * ranks;
+        let mut first = 0;
+        while first < ranges {
+            machine.lanes(|lane| {
+                let index = first + lane;
+                if index >= ranges {
+                    return;
+                }
+                let (expert, source) = (index / ranks, Rank(index % ranks));
+                let base = machine.load_tagged(common.window.source_base(source, expert));
+                let count = machine.load_tagged(common.window.count(source, expert));
+                let begin = (base.0 as u32).wrapping_sub(expert.wrapping_mul(block));
+                let begin = begin.min(block);
+                let count = (count.0 as u32).min(block - begin);
+                machine.write(Table::SourceRanges, 2 * index as u64, count);
+                machine.write(Table::SourceRanges, 2 * index as u64 + 1, begin);
+            });
+            first += LANES;
+        }
     }
 
     /// Writes this warp's share of the rows of no token, and of the entries of the shared expert's rows.
@@ -135,18 +219,22 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     fn pad_groups(&self, partition: Partition) {
         let (machine, common) = (self.launch.machine, self.launch.common);
         let alignment = common.row.alignment();
-        let log = alignment.trailing_zeros();
-        let tasks = self.groups() << log;
+        // Most rows that can pad a group.
+        let most = match self.options.groups.block {
+            0 => alignment,
+            block => block,
+        };
+        let tasks = self.groups() * most;
         let clears = self.options.groups.clears_padding != 0;
-        let stride = scales::stride(&common.shape, self.args);
+        let stride = scales::stride(&common.shape, self.args, self.options);
         let mut first = partition.index;
         while first < tasks {
             // A row a lane, so that the warp waits once; the last lanes repeat a group rather than branch.
             let found = machine.lanes(|lane| {
                 let task = first + lane * partition.of;
-                let group = task.min(tasks - 1) >> log;
+                let group = task.min(tasks - 1) / most;
                 let Bounds { start, end, next } = self.bounds(group);
-                let row = end.wrapping_add(task & (alignment - 1));
+                let row = end.wrapping_add(task % most);
                 let (scales, has_room) = self.place_of_scales(group, start, row);
                 let is_inside = row < next && (row as u64) < self.args.row_capacity && has_room;
                 (row, scales, task < tasks && is_inside)
@@ -178,6 +266,10 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     #[inline(always)]
     fn place_of_scales(&self, group: u32, start: u32, row: u32) -> (u32, bool) {
         let common = self.launch.common;
+        let has_words = common.shape.format().scale_layout().is_none();
+        if self.options.groups.block != 0 && has_words {
+            return (first_scale_word(self.options, row, group), true);
+        }
         let (mut in_blocks, mut has_room) = (row, true);
         if common.shape.has_tiled_scales() {
             let offset = self.launch.machine.read(Table::ScalesOffsets, group as u64);

@@ -37,11 +37,11 @@ pub fn receive_by_expert<M: Machine>(
     let (machine, common) = (launch.machine, launch.common);
     let shared = SharedGroup::of(common, options, launch.tokens);
     if computes_offsets(&common.shape, partition) {
-        compute_offsets(launch, args, shared)?;
+        compute_offsets(launch, args, options, shared)?;
         groups_of(launch, args, options, shared).describe();
     }
     // While the peers' rows are on their way.
-    shared.write(launch, args, partition);
+    shared.write(launch, args, options, partition);
     let extent = wait_for_token_counts(launch)?;
     // A warp that receives nothing, if there is one.
     if partition.index == partition.of - 1 {
@@ -208,7 +208,7 @@ fn receive_item<M: Machine>(
     options: &DispatchOptions,
     item: Item,
 ) -> Result<(), Aborted> {
-    let destinations = match place_item(launch, args, item) {
+    let destinations = match place_item(launch, args, options, item) {
         Ok(destinations) => destinations,
         Err(miss) => return refuse_item(launch, args, item, miss),
     };
@@ -256,6 +256,7 @@ fn describe_rows<M: Machine>(
 fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     item: Item,
 ) -> Result<Destinations<M::Lanes<u32>>, Miss> {
     let (machine, common) = (launch.machine, launch.common);
@@ -266,10 +267,11 @@ fn place_item<M: Machine>(
     // turn. Other rows have arrived already.
     let scales = scales::read_ahead(launch, from);
     let ahead = machine.read_ahead(from.range, row);
-    let destinations = find_destinations(launch, args, item, from)?;
+    let destinations = find_destinations(launch, args, options, item, from)?;
     let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
     machine.copy_row(from.range, row, ahead, destinations.here, to)?;
-    scales::place(launch, args, from, scales, destinations)?;
+    let stride = scales::stride(&common.shape, args, options);
+    scales::place(launch, stride, from, scales, destinations)?;
     if item.part == 0 {
         scales::place_row_scale(launch, from.row, destinations);
     }

@@ -2,8 +2,8 @@
 //! first word for a row, and a stride.
 
 use ferry_layout::{
-    ByteOffset, Common, DispatchArgs, SENTINEL, ScaleLayout, Shape, Table, restore_sentinel,
-    scale_placement,
+    ByteOffset, Common, DispatchArgs, DispatchOptions, SENTINEL, ScaleLayout, Shape, Table,
+    restore_sentinel, scale_placement,
 };
 
 use crate::dispatch::destination::Destinations;
@@ -21,8 +21,9 @@ const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
 
 /// Words between two consecutive words of one row's scales.
 #[inline(always)]
-pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
+pub fn stride(shape: &Shape, args: &DispatchArgs, options: &DispatchOptions) -> u64 {
     match shape.format().scale_layout() {
+        None if options.groups.block != 0 => options.groups.scale_stride as u64,
         None => args.row_capacity,
         Some(ScaleLayout::RowMajor) => 1,
         Some(ScaleLayout::Tiled) => TILE_WORDS as u64,
@@ -55,18 +56,17 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
     read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places, after waiting for them. `ahead` is the result of
-/// [`read_ahead`].
+/// Puts the scales of a part of a row into their places, after waiting for them: words of a row are `stride`
+/// words apart. `ahead` is the result of [`read_ahead`].
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
-    args: &DispatchArgs,
+    stride: u64,
     from: RowLocation,
     ahead: M::Lanes<u32>,
     destinations: Destinations<M::Lanes<u32>>,
 ) -> Result<(), TimedOut> {
     let machine = launch.machine;
-    let stride = stride(&launch.common.shape, args);
     take(launch, from, ahead, |first, end, values| {
         // Values that all output rows share are computed once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);

@@ -66,7 +66,13 @@ impl SharedGroup {
 
     /// Writes this warp's partition of the rows, which fit in the outputs.
     #[inline(always)]
-    pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
+    pub fn write<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        options: &DispatchOptions,
+        partition: Partition,
+    ) {
         if self.groups == 0 {
             return;
         }
@@ -84,7 +90,7 @@ impl SharedGroup {
                     token: start + row,
                     range,
                 },
-                scales::stride(&common.shape, args),
+                scales::stride(&common.shape, args, options),
                 1,
                 |_| to,
             );

@@ -83,7 +83,7 @@ fn number_and_place<M: Machine>(
         index: position.warp(),
         of: position.warps(),
     };
-    shared.write(launch, args, everywhere);
+    shared.write(launch, args, options, everywhere);
     numbering.count(machine, ids, || {
         // The first item's payload is loaded while the assignments are numbered, and not before the ids.
         if let Some(part) = current.and_then(|item| item.part(launch)) {
@@ -274,7 +274,8 @@ fn place_item<M: Machine>(
         row: machine.broadcast(positions, k),
         scales: machine.broadcast(scales, k),
     };
-    let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
+    let format = common.shape.format();
+    let stride = scales::stride(&common.shape, args, options);
     machine.write_loaded(format, part, next, stride, here, to);
 }
 

@@ -55,6 +55,8 @@ pub struct ReceivedRows {
     pub source_ranks: Vec<i32>,
     /// `[rows]`, with [`m_indices`](crate::Config::m_indices): [`DispatchOutput::m_indices`].
     pub m_indices: Vec<i32>,
+    /// `[local_experts, ranks]`, of padded blocks: [`DispatchOutput::source_ranges`].
+    pub source_ranges: Vec<i64>,
 }
 
 impl ReceivedRows {
@@ -85,7 +87,7 @@ impl DispatchOutput {
         let rows = match plan.config().receive {
             ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
             ReceiveLayout::Compact => compact_rows(&source_counts, capacity)?,
-            ReceiveLayout::View | ReceiveLayout::Strided => capacity,
+            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded => capacity,
         };
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
@@ -132,6 +134,7 @@ impl DispatchOutput {
             row_ends: copied(device, self.row_ends)?,
             source_ranks: if columns == 3 { sources } else { Vec::new() },
             m_indices: copied(device, self.m_indices.map(|tensor| first(tensor, rows)))?,
+            source_ranges: copied(device, self.source_ranges)?,
         })
     }
 }
