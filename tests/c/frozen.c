@@ -21,7 +21,7 @@ FIELD(ferry_tensor, strides, 56);
 FIELD(ferry_tensor, ndim, 96);
 FIELD(ferry_tensor, type, 100);
 
-SIZE(ferry_dispatch_output, 1360);
+SIZE(ferry_dispatch_output, 1464);
 FIELD(ferry_dispatch_output, size, 0);
 FIELD(ferry_dispatch_output, tokens, 8);
 FIELD(ferry_dispatch_output, scales, 112);
@@ -36,6 +36,7 @@ FIELD(ferry_dispatch_output, source_counts, 944);
 FIELD(ferry_dispatch_output, expert_counts, 1048);
 FIELD(ferry_dispatch_output, row_ends, 1152);
 FIELD(ferry_dispatch_output, m_indices, 1256);
+FIELD(ferry_dispatch_output, source_ranges, 1360);
 
 SIZE(ferry_combine_output, 216);
 FIELD(ferry_combine_output, size, 0);

@@ -72,7 +72,7 @@
     { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_GROUP_OPTIONS_INIT \
@@ -249,6 +249,8 @@ typedef enum {
     FERRY_RECEIVE_STRIDED = 2,
     // Rows are copied to a tensor of yours without gaps.
     FERRY_RECEIVE_COMPACT = 3,
+    // Rows by expert, each expert's in a block of ranks * max_tokens_per_rank rows.
+    FERRY_RECEIVE_PADDED = 4,
 } ferry_receive_layout;
 
 // Memory that a kernel was waiting for or reading.
@@ -277,6 +279,8 @@ typedef enum {
     FERRY_REGION_SCALE_BLOCKS = 10,
     // The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
+    // An expert's block of the caller's output tensors; the index is the expert's id.
+    FERRY_REGION_EXPERT_BLOCK = 12,
 } ferry_region;
 
 // Progress of a rank's round, which decides the call that comes next.
@@ -432,6 +436,9 @@ typedef struct {
     ferry_tensor row_ends;
     // FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
     ferry_tensor m_indices;
+    // FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's block, in
+    // the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    ferry_tensor source_ranges;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.
@@ -607,10 +614,10 @@ typedef struct {
     // over this rank's experts, each output times its weight; rows without a token are not read.
     ferry_tensor expert_rows;
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
-    // of a token are not summed.
+    // of a token are not summed. Padded blocks need it in exact mode.
     ferry_tensor topk_weights;
     // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    // router's.
+    // router's. Padded blocks need it in reduced mode.
     ferry_tensor row_weights;
     // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
@@ -672,7 +679,8 @@ typedef struct {
     uint32_t options;
     // A ferry_receive_layout.
     uint32_t receive;
-    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too; in
+    // padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     uint32_t transposed_scales;
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     uint32_t clear_absent;

@@ -2,7 +2,8 @@
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    DispatchTensors, Plan, ScaleLayout, ScaleTensor, Tensor, TensorLayout, TokenFormat,
+    DispatchTensors, Plan, ReceiveLayout, ScaleLayout, ScaleTensor, Tensor, TensorLayout,
+    TokenFormat,
 };
 
 use crate::status::Failure;
@@ -91,6 +92,9 @@ pub struct ferry_dispatch_output {
     pub row_ends: ferry_tensor,
     /// FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
     pub m_indices: ferry_tensor,
+    /// FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's block, in
+    /// the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    pub source_ranges: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
@@ -108,10 +112,10 @@ pub struct ferry_combine_input {
     /// over this rank's experts, each output times its weight; rows without a token are not read.
     pub expert_rows: ferry_tensor,
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
-    /// of a token are not summed.
+    /// of a token are not summed. Padded blocks need it in exact mode.
     pub topk_weights: ferry_tensor,
     /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    /// router's.
+    /// router's. Padded blocks need it in reduced mode.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,
@@ -182,6 +186,7 @@ impl ferry_dispatch_output {
                 expert_counts: self.expert_counts.get("expert_counts")?,
                 row_ends: self.row_ends.get("row_ends")?,
                 m_indices: self.m_indices.get("m_indices")?,
+                source_ranges: self.source_ranges.get("source_ranges")?,
             })
         }
     }
@@ -208,6 +213,7 @@ impl ferry_dispatch_output {
             expert_counts: some(&layout.expert_counts),
             row_ends: some(&layout.row_ends),
             m_indices: some(&layout.m_indices),
+            source_ranges: some(&layout.source_ranges),
         }
     }
 
@@ -236,6 +242,7 @@ impl ferry_dispatch_output {
             expert_counts: optional(output.expert_counts.as_ref()),
             row_ends: optional(output.row_ends.as_ref()),
             m_indices: optional(output.m_indices.as_ref()),
+            source_ranges: optional(output.source_ranges.as_ref()),
         }
     }
 }

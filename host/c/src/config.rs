@@ -61,6 +61,8 @@ pub enum ferry_receive_layout {
     FERRY_RECEIVE_STRIDED = 2,
     /// Rows are copied to a tensor of yours without gaps.
     FERRY_RECEIVE_COMPACT = 3,
+    /// Rows by expert, each expert's in a block of ranks * max_tokens_per_rank rows.
+    FERRY_RECEIVE_PADDED = 4,
 }
 
 /// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
@@ -109,7 +111,8 @@ pub struct ferry_config {
     pub options: u32,
     /// A ferry_receive_layout.
     pub receive: u32,
-    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too; in
+    /// padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     pub transposed_scales: u32,
     /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     pub clear_absent: u32,
@@ -269,9 +272,10 @@ mod tests {
             (FERRY_RECEIVE_VIEW, ReceiveLayout::View),
             (FERRY_RECEIVE_STRIDED, ReceiveLayout::Strided),
             (FERRY_RECEIVE_COMPACT, ReceiveLayout::Compact),
+            (FERRY_RECEIVE_PADDED, ReceiveLayout::Padded),
         ] {
             assert_eq!(receive_layout(number as u32).unwrap(), layout);
         }
-        assert!(receive_layout(4).is_err());
+        assert!(receive_layout(5).is_err());
     }
 }

@@ -66,6 +66,8 @@ pub enum ferry_region {
     FERRY_REGION_SCALE_BLOCKS = 10,
     /// The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
+    /// An expert's block of the caller's output tensors; the index is the expert's id.
+    FERRY_REGION_EXPERT_BLOCK = 12,
 }
 
 /// A kernel.
@@ -241,6 +243,7 @@ const fn region(region: Region) -> ferry_region {
         Region::TokensOnDevice => FERRY_REGION_TOKENS_ON_DEVICE,
         Region::ScaleBlocks => FERRY_REGION_SCALE_BLOCKS,
         Region::LastLaunch => FERRY_REGION_LAST_LAUNCH,
+        Region::ExpertBlock => FERRY_REGION_EXPERT_BLOCK,
     }
 }
 

@@ -39,5 +39,6 @@ pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<Di
         expert_counts: of(given.expert_counts.as_ref())?,
         row_ends: of(given.row_ends.as_ref())?,
         m_indices: of(given.m_indices.as_ref())?,
+        source_ranges: of(given.source_ranges.as_ref())?,
     })
 }

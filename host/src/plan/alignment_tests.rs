@@ -244,3 +244,121 @@ fn a_capacity_is_a_multiple_of_the_alignment() {
         assert!(told.contains(text), "{told}");
     }
 }
+
+const PADDED: Config = Config {
+    receive: ReceiveLayout::Padded,
+    ..Config::new(256, 8, 7168, 128)
+};
+
+#[test]
+fn padded_blocks_have_room_for_every_token() {
+    let plan = Plan::check(4, true, PADDED).unwrap();
+    assert_eq!(plan.max_rows(), 64 * 4 * 128);
+    assert_eq!(plan.max_rows_distinct(), plan.max_rows());
+    assert_eq!((plan.row_alignment(), plan.block_rows()), (1, 512));
+    assert!(plan.takes_options());
+    let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
+    let ranges = layout.source_ranges.as_ref().expect("ranges");
+    assert_eq!(
+        (ranges.data_type, &ranges.dims[..]),
+        (DataType::I64, &[64, 4][..])
+    );
+    // 64 experts with 16,384 rows of BF16 each.
+    let many = Config {
+        max_tokens_per_rank: 4096,
+        ..PADDED
+    };
+    let plan = Plan::check(4, true, many).unwrap();
+    let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
+    let bytes = layout.tokens.expect("not a view").bytes;
+    assert_eq!(bytes, 64 * 16_384 * 7168 * 2);
+    let told = plan
+        .output_layout(Capacity::of_rows(&plan, 512))
+        .unwrap_err();
+    let told = told.to_string();
+    for text in [
+        "512",
+        "receive is padded",
+        "local experts * ranks * max_tokens_per_rank",
+    ] {
+        assert!(told.contains(text), "{told}");
+    }
+}
+
+#[test]
+fn scales_of_blocks_are_row_major_or_transposed_in_each_block() {
+    let dims = |transposed_scales| {
+        let config = Config {
+            format: TokenFormat::BlockwiseFp8,
+            transposed_scales,
+            ..PADDED
+        };
+        let plan = Plan::check(4, true, config).unwrap();
+        let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
+        layout.scales.expect("scales").dims
+    };
+    assert_eq!(dims(false), [64 * 512, 56]);
+    assert_eq!(dims(true), [64 * 56, 512]);
+}
+
+#[test]
+fn padded_blocks_exclude_what_has_no_block() {
+    for (config, texts) in [
+        (
+            Config {
+                shared_expert: true,
+                ..PADDED
+            },
+            ["receive is padded", "shared_expert is true"],
+        ),
+        (
+            Config {
+                skip_a2a: true,
+                ..PADDED
+            },
+            ["receive is padded", "skip_a2a is true"],
+        ),
+        (
+            Config {
+                expert_alignment: 8,
+                ..PADDED
+            },
+            ["expert_alignment is 8", "receive is padded"],
+        ),
+        (
+            Config {
+                combine: CombineMode::Exact,
+                p2p_world_size: Some(2),
+                ..PADDED
+            },
+            ["receive is padded", "combine is exact"],
+        ),
+        (
+            Config {
+                combine_weights: true,
+                ..PADDED
+            },
+            ["combine_weights is true", "receive is padded"],
+        ),
+        (
+            Config {
+                clear_absent: true,
+                ..PADDED
+            },
+            ["clear_absent is true", "receive is padded"],
+        ),
+        (
+            Config {
+                max_tokens_per_rank: 1 << 23,
+                top_k: 1,
+                ..PADDED
+            },
+            [
+                "max_tokens_per_rank is 8388608",
+                "local experts * ranks * max_tokens_per_rank",
+            ],
+        ),
+    ] {
+        refused(config, &texts);
+    }
+}

@@ -104,7 +104,7 @@ impl SourceBase {
             is_known: is_known(row) && is_known(first) && is_known(block),
             row: row.0 as u32,
             scales: match places_words(launch, options) {
-                true => padding::first_scale_word(options, row.0 as u32, expert),
+                true => padding::first_scale_word(machine, options, row.0 as u32, expert),
                 false => (block.0 as u32)
                     .wrapping_mul(scale_placement::BLOCK_ROWS)
                     .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
@@ -173,11 +173,7 @@ fn locate<M: Machine>(
     let mut positions = machine.lanes(|lane| match is_here(lane) {
         true => {
             let row = machine.own(bases, lane).row;
-            let position = row.wrapping_add(machine.own(ranks_in_expert, lane));
-            match options.groups.block {
-                0 => position,
-                block => padding::in_block(block, position, machine.own(local, lane)),
-            }
+            row.wrapping_add(machine.own(ranks_in_expert, lane))
         }
         false => NOT_ROUTED,
     });
@@ -187,14 +183,25 @@ fn locate<M: Machine>(
             machine.own(ranks_in_expert, lane),
         );
         match places_words(launch, options) {
-            true => start.wrapping_add(rank.wrapping_mul(options.groups.scale_row)),
+            true => {
+                let words = machine.late(options.groups.scale_row);
+                start.wrapping_add(rank.wrapping_mul(words))
+            }
             false => start.wrapping_add(rank),
         }
     });
     let is_inside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
         let has_block = !shape.has_tiled_scales() || block < args.block_capacity as u32;
-        is_here(lane) && has_block && (machine.own(positions, lane) as u64) < args.row_capacity
+        let position = machine.own(positions, lane);
+        let is_in_block = match options.groups.block != 0 {
+            true => {
+                let block = machine.late(options.groups.block);
+                padding::is_in_block(block, position, machine.own(local, lane))
+            }
+            false => true,
+        };
+        is_here(lane) && has_block && is_in_block && (position as u64) < args.row_capacity
     };
     let here = machine.ballot(machine.lanes(is_inside));
     let outside = machine.ballot(machine.lanes(is_here)) & !here;

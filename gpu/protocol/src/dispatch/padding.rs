@@ -10,7 +10,6 @@ use ferry_layout::{
 
 use crate::dispatch::batch::Batch;
 use crate::dispatch::counts::wait_for_experts;
-use crate::dispatch::overflow;
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
 use crate::machine::rows::{ByteRange, Row};
@@ -96,23 +95,23 @@ pub fn overflows_blocks<M: Machine>(launch: &Launch<M>, block: u32) -> Result<bo
     Ok(overflows)
 }
 
-/// Position `position` of an assignment to local expert `expert`, marked if it is not in the expert's block of
-/// `block` rows.
+/// Whether row `position` is in the block of local expert `expert`, of `block` rows.
 #[inline(always)]
-pub fn in_block(block: u32, position: u32, expert: u32) -> u32 {
-    match position.wrapping_sub(expert.wrapping_mul(block)) < block {
-        true => position,
-        false => overflow::mark(position),
-    }
+pub const fn is_in_block(block: u32, position: u32, expert: u32) -> bool {
+    position.wrapping_sub(expert.wrapping_mul(block)) < block
 }
 
 /// First word of the scales of blockwise FP8 of output row `position`, in the block of local expert `expert`.
 /// Wraps around, as positions do.
 #[inline(always)]
-pub fn first_scale_word(options: &DispatchOptions, position: u32, expert: u32) -> u32 {
-    let groups = &options.groups;
-    let row = position.wrapping_mul(groups.scale_row);
-    row.wrapping_add(expert.wrapping_mul(groups.scale_block))
+pub fn first_scale_word<M: Machine>(
+    machine: &M,
+    options: &DispatchOptions,
+    position: u32,
+    expert: u32,
+) -> u32 {
+    let row = position.wrapping_mul(machine.late(options.groups.scale_row));
+    row.wrapping_add(expert.wrapping_mul(machine.late(options.groups.scale_block)))
 }
 
 impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
@@ -226,7 +225,7 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
         };
         let tasks = self.groups() * most;
         let clears = self.options.groups.clears_padding != 0;
-        let stride = scales::stride(&common.shape, self.args, self.options);
+        let stride = scales::stride(machine, &common.shape, self.args, self.options);
         let mut first = partition.index;
         while first < tasks {
             // A row a lane, so that the warp waits once; the last lanes repeat a group rather than branch.
@@ -268,7 +267,10 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
         let common = self.launch.common;
         let has_words = common.shape.format().scale_layout().is_none();
         if self.options.groups.block != 0 && has_words {
-            return (first_scale_word(self.options, row, group), true);
+            return (
+                first_scale_word(self.launch.machine, self.options, row, group),
+                true,
+            );
         }
         let (mut in_blocks, mut has_room) = (row, true);
         if common.shape.has_tiled_scales() {

@@ -270,8 +270,7 @@ fn place_item<M: Machine>(
     let destinations = find_destinations(launch, args, options, item, from)?;
     let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
     machine.copy_row(from.range, row, ahead, destinations.here, to)?;
-    let stride = scales::stride(&common.shape, args, options);
-    scales::place(launch, stride, from, scales, destinations)?;
+    scales::place(launch, args, options, from, scales, destinations)?;
     if item.part == 0 {
         scales::place_row_scale(launch, from.row, destinations);
     }

@@ -21,9 +21,14 @@ const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
 
 /// Words between two consecutive words of one row's scales.
 #[inline(always)]
-pub fn stride(shape: &Shape, args: &DispatchArgs, options: &DispatchOptions) -> u64 {
+pub fn stride<M: Machine>(
+    machine: &M,
+    shape: &Shape,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> u64 {
     match shape.format().scale_layout() {
-        None if options.groups.block != 0 => options.groups.scale_stride as u64,
+        None if options.groups.block != 0 => machine.late(options.groups.scale_stride) as u64,
         None => args.row_capacity,
         Some(ScaleLayout::RowMajor) => 1,
         Some(ScaleLayout::Tiled) => TILE_WORDS as u64,
@@ -56,17 +61,18 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
     read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places, after waiting for them: words of a row are `stride`
-/// words apart. `ahead` is the result of [`read_ahead`].
+/// Puts the scales of a part of a row into their places, after waiting for them. `ahead` is the result of [`read_ahead`].
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,
-    stride: u64,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
     from: RowLocation,
     ahead: M::Lanes<u32>,
     destinations: Destinations<M::Lanes<u32>>,
 ) -> Result<(), TimedOut> {
     let machine = launch.machine;
+    let stride = stride(machine, &launch.common.shape, args, options);
     take(launch, from, ahead, |first, end, values| {
         // Values that all output rows share are computed once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);

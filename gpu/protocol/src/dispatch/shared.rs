@@ -90,7 +90,7 @@ impl SharedGroup {
                     token: start + row,
                     range,
                 },
-                scales::stride(&common.shape, args, options),
+                scales::stride(launch.machine, &common.shape, args, options),
                 1,
                 |_| to,
             );

@@ -275,7 +275,7 @@ fn place_item<M: Machine>(
         scales: machine.broadcast(scales, k),
     };
     let format = common.shape.format();
-    let stride = scales::stride(&common.shape, args, options);
+    let stride = scales::stride(machine, &common.shape, args, options);
     machine.write_loaded(format, part, next, stride, here, to);
 }
 

@@ -41,7 +41,8 @@ class Config:
     and combine takes one row for each: ``"view"`` leaves them in the library's window
     (:meth:`ferry_ep.Communicator.view`), ``"strided"`` copies them to row ``source * max_tokens_per_rank +
     token``, ``"compact"`` to consecutive rows. They exclude ``skip_a2a``, ``shared_expert``, exact mode and
-    tiled scales."""
+    tiled scales. ``"padded"`` has rows by expert, each expert's in a block of ``ranks * max_tokens_per_rank``
+    rows, and combine takes the weights; it excludes ``skip_a2a`` and ``shared_expert``."""
     transposed_scales: bool = False
     """Whether the scales of ``fp8`` are ``[hidden / 128, rows]`` in a layout that keeps rows as they came,
     rather than ``[rows, hidden / 128]``. By expert they always are, and this is false."""
@@ -78,7 +79,7 @@ class Config:
     """Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
     Otherwise they keep their bits."""
     row_sources: bool = False
-    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, by expert only. In
-    other layouts they always do."""
+    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, by expert only.
+    In other layouts they always do."""
     m_indices: bool = False
     """Whether outputs have the group of each row, by expert only."""
