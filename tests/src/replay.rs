@@ -69,7 +69,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert hold 0xa5 in every byte, as nobody writes them, or 0
 /// with --clear-padding. --alignment adds `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`;
 /// --row-sources `weights.r` f32 `[rows, 1]`, and `src_info.r` is `[rows, 3]`: source rank, token and slot;
-/// --m-indices `m_indices.r` i32 `[rows]`. In padding they are -1, weights 0.
+/// --m-indices `m_indices.r` i32 `[rows]`. In padding they are -1, weights 0. With --receive padded each expert
+/// has ranks * most tokens rows, OUT gets `source_ranges.r` i64 `[local experts, ranks]`, and combine weights.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read
@@ -110,8 +111,8 @@ pub struct ReplayArgs {
     /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
     #[arg(long)]
     late_weights: bool,
-    /// Layout of received rows: by-expert, or as they came: view (in the receive window), strided (at the
-    /// same places of a tensor) or compact (without gaps)
+    /// Layout of received rows: by-expert, padded (by expert, in blocks), or as they came: view (in the receive
+    /// window), strided (at the same places of a tensor) or compact (without gaps)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     receive: ReceiveLayout,
     /// Type of the expert ids that dispatch is given

@@ -60,7 +60,10 @@ pub struct DispatchInput {
 ///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
 /// - for compact rows any number, likewise;
 /// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
-///   max_tokens_per_rank`.
+///   max_tokens_per_rank`, and for padded blocks as many for each local expert.
+///
+/// [Padded blocks](crate::guide::receive) have the tensors of rows by expert: local expert `e` has the rows from
+/// `e * ranks * max_tokens_per_rank` on.
 ///
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
 /// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
@@ -131,11 +134,10 @@ pub struct DispatchOutput {
     /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
     /// lists an expert twice counts twice.
     ///
-    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, i32 `[groups]`: the
-    /// number of rows of each group in these outputs, without padding.
+    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, and in padded blocks, i32
+    /// `[groups]`: the number of rows of each group in these outputs, without padding.
     pub expert_counts: Option<Tensor<1>>,
-    /// u32 `[groups]`, by expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1: the
-    /// row after the last one of each group, without padding, `row_offsets[g] + expert_counts[g]`.
+    /// u32 `[groups]`, where there are `expert_counts` of groups: the row after the last one of each group, without padding, `row_offsets[g] + expert_counts[g]`.
     pub row_ends: Option<Tensor<1>>,
     /// i32 `[capacity]`, with [`m_indices`](crate::Config::m_indices): the group of each row, and -1 in rows
     /// without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's contiguous

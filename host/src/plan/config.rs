@@ -46,8 +46,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 ///
 /// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
 /// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
-/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `view`, `strided`
-/// or `compact`.
+/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `padded`, `view`,
+/// `strided` or `compact`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -74,14 +74,16 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
-    /// Layout of the rows that dispatch leaves on the experts' rank. All but
-    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes
-    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales. [Which layout
-    /// do I want](crate::guide::receive) has a picture of each.
+    /// Layout of the rows that dispatch leaves on the experts' rank. [`ByExpert`](ReceiveLayout::ByExpert) and
+    /// [`Padded`](ReceiveLayout::Padded) have a row for each assignment. All others keep one row for each (source
+    /// rank, token), and combine takes one row for each; they exclude `skip_a2a`, `shared_expert`, exact mode and
+    /// tiled scales. Padded blocks exclude `skip_a2a` and `shared_expert`, and exact mode between nodes. [Which
+    /// layout do I want](crate::guide::receive) has a picture of each.
     #[cfg_attr(feature = "serde", serde(default))]
     pub receive: ReceiveLayout,
     /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
-    /// rows as they came, rather than `[rows, hidden / 128]`. By expert they always are, and this is false.
+    /// rows as they came, rather than `[rows, hidden / 128]`; in padded blocks, whether each block's are
+    /// transposed. By expert they always are, and this is false.
     #[cfg_attr(feature = "serde", serde(default))]
     pub transposed_scales: bool,
     /// Whether dispatch writes zeros to the payload and scales of rows without a token, in

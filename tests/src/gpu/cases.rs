@@ -231,6 +231,44 @@ const ALIGNED: [(Groups, Case); 12] = [
     (aligned(16, true, true), row("NVFP4 by row, 128 tokens", Each(128), [2048, 64, 8], HOLES, Nvfp4RowScaled(Tiled))),
 ];
 
+/// Cases of padded blocks.
+#[rustfmt::skip]
+const PADDED: [Case; 9] = [
+    row("1 token", Each(1), [7168, 256, 8], Uniform, Bf16),
+    row("128 tokens", Each(128), [7168, 256, 8], Uniform, Bf16),
+    row("1024 tokens, skewed", Each(1024), [3584, 64, 8], SKEW, Bf16),
+    row("no tokens", Each(0), [3584, 64, 8], Uniform, Bf16),
+    row("tokens halve", First([64, 32, 16, 8]), [3584, 64, 8], HOLES, Bf16),
+    row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8),
+    row("FP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, BlockwiseFp8),
+    row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, Mxfp8(Tiled)),
+    row("NVFP4, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, Nvfp4(RowMajor)),
+];
+
+/// These cases, in FP8 also with scales that are transposed in each block, without tables and with.
+fn padded_cases() -> impl Iterator<Item = Case> {
+    PADDED.into_iter().flat_map(|case| {
+        let of = |transposed: bool, tables: bool| Case {
+            note: format!(
+                ", padded blocks{}{}",
+                if transposed {
+                    ", transposed scales"
+                } else {
+                    ""
+                },
+                if tables { ", cleared, tables" } else { "" },
+            ),
+            receive: ReceiveLayout::Padded,
+            transposed,
+            groups: aligned(1, tables, tables),
+            ..case.clone()
+        };
+        let is_fp8 = case.format == BlockwiseFp8;
+        let all = [of(false, false), of(is_fp8, true)];
+        all.into_iter()
+    })
+}
+
 /// These cases, without a shared expert and with one.
 fn aligned_cases() -> impl Iterator<Item = Case> {
     ALIGNED.into_iter().flat_map(|(groups, case)| {
@@ -331,7 +369,8 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     });
     let plain = CASES.into_iter().chain(on_few).chain(without_weights);
     let by_expert = plain.chain(with_shared_expert(ranks)).chain(at_once);
-    by_expert.chain(of_rows()).chain(aligned_cases())
+    let described = aligned_cases().chain(padded_cases());
+    by_expert.chain(of_rows()).chain(described)
 }
 
 /// A round's problem. All weights are 1 if dispatch is given none.
@@ -428,7 +467,8 @@ fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
         ways.truncate(2);
     }
     // Rows that stay apart are not added to.
-    ways.retain(|&(_, weights, _)| weights || !case.shared);
+    let is_padded = case.receive == ReceiveLayout::Padded;
+    ways.retain(|&(_, weights, _)| weights || !(case.shared || is_padded));
     ways
 }
 
@@ -462,12 +502,14 @@ fn run_case(
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
     let keeps_rows = case.receive.keeps_rows();
     for (combine, weights, split) in ways(case, large || far) {
-        if combine == CombineMode::Exact && p2p_world_size < ranks && sizes.expert_alignment > 1 {
+        let is_padded = case.receive == ReceiveLayout::Padded;
+        let is_staged = combine == CombineMode::Exact && p2p_world_size < ranks;
+        if is_staged && (is_padded || sizes.expert_alignment > 1) {
             // Rows between nodes are staged by number.
             continue;
         }
         // Kernels compiled for one case serve others, with fewer tokens than planned.
-        let planned = if hidden >= SPECIALISED_HIDDEN {
+        let planned = if hidden >= SPECIALISED_HIDDEN && !is_padded {
             most.next_multiple_of(128)
         } else {
             most

@@ -50,7 +50,7 @@ impl Groups {
     }
 
     /// Whether groups are counted.
-    const fn counts_groups(&self) -> bool {
+    pub const fn counts_groups(&self) -> bool {
         self.alignment > 1 || self.padded > 0
     }
 

@@ -276,24 +276,31 @@ fn padded(rows: &[Option<&[u8]>], width: usize, padding: u8) -> Vec<u8> {
     rows.iter().flat_map(row).collect()
 }
 
-fn comes_back_aligned(alignment: usize, clears: bool, more: &[&str]) {
+/// Replays with groups that are aligned, or in padded blocks if there is no alignment.
+fn comes_back_aligned(alignment: Option<usize>, clears: bool, more: &[&str]) {
     let problem = problem();
     let given = file_of(&tensors(&problem, true));
-    let number = alignment.to_string();
-    let mut options = vec!["--alignment", &number, "--row-sources", "--m-indices"];
+    let most = problem.inputs.iter().map(|input| input.tokens).max();
+    let block = most.unwrap_or(0) * problem.ranks;
+    let number = alignment.map(|rows| rows.to_string());
+    let mut options = vec!["--row-sources", "--m-indices"];
+    match &number {
+        Some(number) => options.extend(["--alignment", number]),
+        None => options.extend(["--receive", "padded"]),
+    }
     options.extend(clears.then_some("--clear-padding"));
     options.extend(more);
-    let written = replay(&format!("aligned-{alignment}-{clears}"), &given, &options).unwrap();
+    let written = replay(&format!("aligned-{alignment:?}-{clears}"), &given, &options).unwrap();
     let file = SafeTensors::deserialize(&written).unwrap();
     let sums =
         Oracle::new(&problem, &SCALE, TokenFormat::Bf16).combined(CombineMode::Reduced, true);
     for (rank, dispatched) in dispatch(&problem).iter().enumerate() {
-        let most = dispatched.tokens.len() + alignment * problem.local_experts();
+        let most = dispatched.tokens.len() + alignment.unwrap_or(block) * problem.local_experts();
         let room = |end: usize| Room {
-            alignment,
+            alignment: alignment.unwrap_or(1),
             capacity: end,
             end,
-            block: None,
+            block: alignment.is_none().then_some(block),
             local: None,
         };
         let end = align(&problem, dispatched, room(most)).row_offsets;
@@ -307,6 +314,10 @@ fn comes_back_aligned(alignment: usize, clears: bool, more: &[&str]) {
         assert_eq!(numbers("src_info"), wanted.src_info.as_flattened());
         let weights = wanted.weights.iter().map(|weight| weight.to_bits());
         assert!(words("weights").into_iter().eq(weights), "weights.{rank}");
+        if alignment.is_none() {
+            let ranges = values(&file, &format!("source_ranges.{rank}"), i64::from_le_bytes);
+            assert_eq!(ranges, wanted.ranges);
+        }
         let x = bytes(&dispatched.tokens, bf16::to_le_bytes);
         let mut sent = x.chunks(2 * problem.hidden);
         let rows = wanted.m_indices.iter();
@@ -325,9 +336,24 @@ fn comes_back_aligned(alignment: usize, clears: bool, more: &[&str]) {
 
 #[test]
 fn aligned_rows_come_back() {
-    comes_back_aligned(8, true, &[]);
-    comes_back_aligned(128, false, &["--split"]);
-    comes_back_aligned(256, true, &["--p2p-world-size", "1", "--split", "--counts"]);
+    comes_back_aligned(Some(8), true, &[]);
+    comes_back_aligned(Some(128), false, &["--split"]);
+    comes_back_aligned(
+        Some(256),
+        true,
+        &["--p2p-world-size", "1", "--split", "--counts"],
+    );
+}
+
+#[test]
+fn padded_blocks_come_back() {
+    comes_back_aligned(None, true, &[]);
+    comes_back_aligned(None, false, &["--split", "--give-up"]);
+    comes_back_aligned(
+        None,
+        true,
+        &["--p2p-world-size", "1", "--split", "--counts"],
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use ferry_layout::{CombineMode, OutputElement};
 use crate::call::buffers::allocations::Allocations;
 use crate::call::{CombineOutput, DispatchOutput};
 use crate::device::Device;
-use crate::error::Error;
+use crate::error::{Error, Problem};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::config::Config;
@@ -116,14 +116,17 @@ impl DispatchBuffers {
     /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronizes.
     ///
     /// # Errors
-    /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; errors of the device,
-    /// after which nothing stays allocated.
+    /// [`Error::Capacity`], also if the outputs take more than the device's free memory, and
+    /// [`Error::TooManyScales`], before anything is allocated; errors of the device, after which nothing stays
+    /// allocated.
     pub fn with_capacity(
         device: &Arc<dyn Device>,
         plan: &Plan,
         capacity: Capacity,
     ) -> Result<Self, Error> {
         let layout = plan.output_layout(capacity)?;
+        let needed = layout.iter().map(|tensor| tensor.bytes).sum();
+        require_memory(&**device, plan, capacity, needed)?;
         let (output, memory) = Allocations::with(device, |memory| {
             let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
             DispatchOutput::from_addresses(plan, capacity, &at)
@@ -173,6 +176,28 @@ impl DispatchBuffers {
                 .free()
                 .and(inputs.map_or(Ok(()), |of| of.free()))
         }
+    }
+}
+
+/// Refuses outputs of `needed` bytes that the device has no memory for.
+fn require_memory(
+    device: &dyn Device,
+    plan: &Plan,
+    capacity: Capacity,
+    needed: u64,
+) -> Result<(), Error> {
+    match device.free_memory()? {
+        Some(free) if free < needed => Err(Error::Capacity(Problem {
+            field: "rows",
+            value: capacity.rows.to_string(),
+            rule: format!(
+                "the outputs take {needed} bytes (receive {}, format {}), and {} has {free} bytes free",
+                plan.config().receive,
+                plan.config().format,
+                device.name()
+            ),
+        })),
+        _ => Ok(()),
     }
 }
 
