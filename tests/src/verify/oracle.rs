@@ -4,17 +4,16 @@ use std::thread::ScopedJoinHandle;
 
 use ferry::{CombineMode, TokenFormat};
 use ferry_reference::{
-    Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine, combine_with,
-    dispatch,
+    AlignedRows, Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine,
+    combine_with, dispatch,
 };
 
 use super::compared::Compared;
-use super::groups::clear_padding;
 use super::mismatch::{Mismatch, Subject};
 use super::placement::{Placement, thin};
 use super::received::{Contents, RankOutputs, Received};
 use super::values::POISON;
-use crate::formats::{self, Encoded, Images};
+use crate::formats::{self, Encoded, Images, Place};
 
 /// Oracle's outcome of a problem: made once, compared with many rounds.
 pub struct Oracle {
@@ -177,7 +176,12 @@ impl Oracle {
         let mut wanted = Images::poisoned(layout, POISON);
         wanted.clear_unused(offsets);
         let full = &self.placements[rank];
-        let aligned = full.aligned(&self.routing, self.compared, self.format, given);
+        let aligned = full.aligned(
+            &self.routing,
+            self.compared,
+            self.format,
+            given.layout.capacity,
+        );
         if self.compared.groups.clears_padding {
             clear_padding(
                 &mut wanted,
@@ -244,6 +248,21 @@ impl Oracle {
         token
             .is_multiple_of(step)
             .then(|| &self.encoded[source][token / step])
+    }
+}
+
+/// Clears the rows that pad groups, of outputs whose groups begin at `row_offsets`.
+fn clear_padding(images: &mut Images, aligned: &AlignedRows, blocks: &[usize], zeros: &Encoded) {
+    for &row in &aligned.padding {
+        let after = aligned.row_offsets.iter().skip(1);
+        let group = after.take_while(|&&end| end as usize <= row).count();
+        let start = aligned.row_offsets[group] as usize;
+        let place = Place {
+            start,
+            block: blocks[group],
+            row: row - start,
+        };
+        images.put(place, zeros);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use ferry::{Capacity, Config, ScaleLayout, TokenFormat};
 use ferry_reference::{
-    Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared_part, fp8, round_to_bf16,
-    share_of,
+    AlignedRows, Dispatched, Problem, RankInput, Room, align, bf16, dispatch,
+    dispatch_with_shared_part, fp8, round_to_bf16, share_of,
 };
 
 use super::compared::Compared;
@@ -204,6 +204,33 @@ impl Placement {
             weights[row.position()] = problem.inputs[row.source].topk_weights[slot];
         }
         weights
+    }
+}
+
+impl Placement {
+    /// The oracle's aligned rows of this rank: `problem` has its tokens, whatever their elements.
+    pub(super) fn aligned(
+        &self,
+        problem: &Problem,
+        compared: Compared,
+        format: TokenFormat,
+        capacity: Capacity,
+    ) -> AlignedRows {
+        let end = self.cut(format, capacity).row_offsets.last().copied();
+        let room = Room {
+            alignment: compared.groups.alignment_in(format),
+            capacity: capacity.rows,
+            end: end.unwrap_or(0) as usize,
+            block: compared.groups.block(problem.ranks),
+            local: compared.part.map(|(index, _)| index),
+        };
+        let mut aligned = align(problem, &self.dispatched, room);
+        if compared.is_unweighted {
+            for (weight, group) in aligned.weights.iter_mut().zip(&aligned.m_indices) {
+                *weight = f32::from(*group >= 0);
+            }
+        }
+        aligned
     }
 }
 

@@ -7,8 +7,8 @@ use ferry::{
 };
 use ferry_reference::bf16;
 
-use super::groups::Tables;
 use super::rows::{RowLayout, Rows, Viewed};
+use super::tables::Tables;
 use crate::formats::{Blocks, Images, Layout, Place};
 
 /// Contents of the outputs of a rank's dispatch: every tensor, all of it.
@@ -259,4 +259,30 @@ pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result
             layout.row_scale_bytes(),
         )?,
     })
+}
+
+impl Tables {
+    /// Downloads them. Synchronises, but not with other streams.
+    pub fn download(device: &dyn Device, output: &DispatchOutput) -> Result<Self, Error> {
+        let mut tables = Self::default();
+        if let Some(of) = output.expert_counts {
+            tables.expert_counts = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.row_ends {
+            tables.row_ends = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.weights {
+            tables.weights = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.m_indices {
+            tables.m_indices = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.source_ranges {
+            tables.ranges = download(device, of.at, of.elements())?;
+        }
+        if let [rows, 3] = output.src_info.dims {
+            tables.sources = download(device, output.src_info.at, rows)?;
+        }
+        Ok(tables)
+    }
 }
