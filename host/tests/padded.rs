@@ -1,4 +1,5 @@
-//! Padded blocks: memory that the device does not have, weights that combine needs, experts with too many rows.
+//! Padded blocks: memory that the device does not have, weights that combine needs, experts with too many
+//! rows.
 
 use std::sync::Arc;
 

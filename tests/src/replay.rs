@@ -63,14 +63,14 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
 /// with --transposed-scales `[hidden / 128, rows]`.
 ///
-/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
-/// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
-/// 4, 4]` tiled, then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds
-/// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert hold 0xa5 in every byte, as nobody writes them, or 0
-/// with --clear-padding. --alignment adds `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`;
-/// --row-sources `weights.r` f32 `[rows, 1]`, and `src_info.r` is `[rows, 3]`: source rank, token and slot;
-/// --m-indices `m_indices.r` i32 `[rows]`. In padding they are -1, weights 0. With --receive padded each expert
-/// has ranks * most tokens rows, OUT gets `source_ranges.r` i64 `[local experts, ranks]`, and combine weights.
+/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32 `[hidden
+/// / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled, then
+/// with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds `row_scales.r`, bf16 `[rows]`. Rows that
+/// pad an expert hold 0xa5 in every byte, as nobody writes them, or 0 with --clear-padding. --alignment adds
+/// `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`; --row-sources `weights.r` f32 `[rows, 1]`,
+/// and `src_info.r` is `[rows, 3]`: source rank, token and slot; --m-indices `m_indices.r` i32 `[rows]`. In
+/// padding they are -1, weights 0. With --receive padded each expert has ranks * most tokens rows, OUT gets
+/// `source_ranges.r` i64 `[local experts, ranks]`, and combine weights.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read
@@ -111,8 +111,8 @@ pub struct ReplayArgs {
     /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
     #[arg(long)]
     late_weights: bool,
-    /// Layout of received rows: by-expert, padded (by expert, in blocks), or as they came: view (in the receive
-    /// window), strided (at the same places of a tensor) or compact (without gaps)
+    /// Layout of received rows: by-expert, padded (by expert, in blocks), or as they came: view (in the
+    /// receive window), strided (at the same places of a tensor) or compact (without gaps)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     receive: ReceiveLayout,
     /// Type of the expert ids that dispatch is given

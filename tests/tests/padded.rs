@@ -1,5 +1,5 @@
-//! Padded blocks of experts: every table and row, sums with weights that are given to combine, and experts that
-//! get more rows than their blocks hold, in the simulator.
+//! Padded blocks of experts: every table and row, sums with weights that are given to combine, and experts
+//! that get more rows than their blocks hold, in the simulator.
 
 use ferry::layout::Region;
 use ferry_tests::rig::{Case, Run, padded_case};

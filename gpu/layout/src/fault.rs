@@ -280,8 +280,8 @@ impl fmt::Display for Fault {
             ),
             FaultKind::OutputTooSmall if self.region == Region::ExpertBlock => write!(
                 f,
-                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the expert's \
-                 block holds {wanted}; those beyond count as not routed here"
+                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the \
+                 expert's block holds {wanted}; those beyond count as not routed here"
             ),
             FaultKind::OutputTooSmall => write!(
                 f,

@@ -8,12 +8,12 @@ use crate::args::{
 use crate::dispatch_row::DispatchRow;
 use crate::epilogue::Steps;
 use crate::fault::FaultPage;
+use crate::group_tables::GroupTables;
 use crate::host_counts::HostCounts;
 use crate::kernel::Kernel;
 use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
 use crate::options::{
-    CombineOptions, CombineWith, DispatchOptions, DispatchWith, GroupTables, ReceivedRows,
-    ReturnedRows,
+    CombineOptions, CombineWith, DispatchOptions, DispatchWith, ReceivedRows, ReturnedRows,
 };
 use crate::shape::Shape;
 use crate::window::Window;

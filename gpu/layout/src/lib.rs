@@ -14,6 +14,7 @@ mod epoch;
 mod fault;
 mod fingerprint;
 pub mod formats;
+mod group_tables;
 mod header;
 mod host_counts;
 mod kernel;
@@ -45,6 +46,7 @@ pub use formats::arithmetic::Arithmetic;
 pub use formats::float::{bf16_bits, f16_bits, f32_bits, f32_of_bf16_bits};
 pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4};
+pub use group_tables::GroupTables;
 pub use header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
 pub use host_counts::HostCounts;
 pub use kernel::{Kernel, MAX_REGISTERS};
@@ -57,7 +59,7 @@ pub use limits::{
 pub use names::UnknownName;
 pub use options::{
     AsTheyCame, CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords,
-    GroupTables, MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
+    MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;

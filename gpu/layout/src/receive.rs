@@ -2,8 +2,9 @@
 
 /// Layout of the rows that dispatch leaves on the experts' rank.
 ///
-/// All but [`ByExpert`](Self::ByExpert) and [`Padded`](Self::Padded) have one row for each (source rank, token)
-/// with an expert on this rank, by source rank, then token. Combine then takes one row for each of them.
+/// All but [`ByExpert`](Self::ByExpert) and [`Padded`](Self::Padded) have one row for each (source rank,
+/// token) with an expert on this rank, by source rank, then token. Combine then takes one row for each of
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ReceiveLayout {

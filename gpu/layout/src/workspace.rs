@@ -104,8 +104,8 @@ pub enum Table {
     WeightsOfRows,
     /// `[row capacity]` group of each row, the user's.
     GroupsOfRows,
-    /// `[local expert, source]` rows of a source in an expert's block, two words each: their number, and where
-    /// they begin. The user's.
+    /// `[local expert, source]` rows of a source in an expert's block, two words each: their number, and
+    /// where they begin. The user's.
     SourceRanges,
     /// `[row capacity, K]` weights that return, as f32 bits, the user's; read only.
     ReturnedWeights,

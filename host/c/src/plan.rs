@@ -49,8 +49,8 @@ pub struct ferry_plan_info {
     pub max_sms: u64,
     /// Bytes from one row of a view to the next, a multiple of 128.
     pub view_row_stride: u64,
-    /// Number of which the rows of outputs, and the first row of each group, are a multiple: expert_alignment,
-    /// in blockwise FP8 at least 4; 1 if rows are not received by expert.
+    /// Number of which the rows of outputs, and the first row of each group, are a multiple:
+    /// expert_alignment, in blockwise FP8 at least 4; 1 if rows are not received by expert.
     pub row_alignment: u64,
 }
 sized!(ferry_plan_info, 64);

@@ -62,8 +62,8 @@ pub struct DispatchInput {
 /// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
 ///   max_tokens_per_rank`, and for padded blocks as many for each local expert.
 ///
-/// [Padded blocks](crate::guide::receive) have the tensors of rows by expert: local expert `e` has the rows from
-/// `e * ranks * max_tokens_per_rank` on.
+/// [Padded blocks](crate::guide::receive) have the tensors of rows by expert: local expert `e` has the rows
+/// from `e * ranks * max_tokens_per_rank` on.
 ///
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
 /// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
@@ -103,8 +103,8 @@ pub struct DispatchOutput {
     /// 1]`, of which the last ones may pad it: both are multiples of
     /// [`Plan::row_alignment`](crate::Plan::row_alignment). A group is a local expert; with a shared expert,
     /// that is the first group, and local expert `e` is group `e + 1`. Fused SiLU takes these offsets and
-    /// computes padding rows, too. Never above `capacity`: if more rows arrive, groups end with the last row that fits, and the groups
-    /// after it are empty.
+    /// computes padding rows, too. Never above `capacity`: if more rows arrive, groups end with the last row
+    /// that fits, and the groups after it are empty.
     pub row_offsets: Option<Tensor<1>>,
     /// i32 `[groups]`, by expert only: `0, 1, ..`, the number of each group of rows, for grouped matrix
     /// multiplications that take one.
@@ -126,25 +126,26 @@ pub struct DispatchOutput {
     /// and +0 in all others. 1 if the source gave no `topk_weights`. A weight whose bits are all ones arrives
     /// as `0xfffffffe`, if it travels.
     ///
-    /// By expert with [`row_sources`](crate::Config::row_sources), f32 `[capacity, 1]`: the router's weight of
-    /// each row, 1 for the shared expert's rows, and +0 in rows without a token.
+    /// By expert with [`row_sources`](crate::Config::row_sources), f32 `[capacity, 1]`: the router's weight
+    /// of each row, 1 for the shared expert's rows, and +0 in rows without a token.
     pub weights: Option<Tensor<2>>,
     /// i32 `[ranks]`, not by expert: the number of rows from each source rank in these outputs.
     pub source_counts: Option<Tensor<1>>,
     /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
     /// lists an expert twice counts twice.
     ///
-    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, and in padded blocks, i32
-    /// `[groups]`: the number of rows of each group in these outputs, without padding.
+    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, and in padded blocks,
+    /// i32 `[groups]`: the number of rows of each group in these outputs, without padding.
     pub expert_counts: Option<Tensor<1>>,
-    /// u32 `[groups]`, where there are `expert_counts` of groups: the row after the last one of each group, without padding, `row_offsets[g] + expert_counts[g]`.
+    /// u32 `[groups]`, where there are `expert_counts` of groups: the row after the last one of each group,
+    /// without padding, `row_offsets[g] + expert_counts[g]`.
     pub row_ends: Option<Tensor<1>>,
     /// i32 `[capacity]`, with [`m_indices`](crate::Config::m_indices): the group of each row, and -1 in rows
     /// without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's contiguous
     /// layout takes it, with an alignment of 128.
     pub m_indices: Option<Tensor<1>>,
-    /// i64 `[local_experts, ranks]`, of padded blocks only: the rows of each source rank in each expert's block,
-    /// in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    /// i64 `[local_experts, ranks]`, of padded blocks only: the rows of each source rank in each expert's
+    /// block, in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
     pub source_ranges: Option<Tensor<2>>,
 }
 

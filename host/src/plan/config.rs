@@ -74,11 +74,11 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
-    /// Layout of the rows that dispatch leaves on the experts' rank. [`ByExpert`](ReceiveLayout::ByExpert) and
-    /// [`Padded`](ReceiveLayout::Padded) have a row for each assignment. All others keep one row for each (source
-    /// rank, token), and combine takes one row for each; they exclude `skip_a2a`, `shared_expert`, exact mode and
-    /// tiled scales. Padded blocks exclude `skip_a2a` and `shared_expert`, and exact mode between nodes. [Which
-    /// layout do I want](crate::guide::receive) has a picture of each.
+    /// Layout of the rows that dispatch leaves on the experts' rank. [`ByExpert`](ReceiveLayout::ByExpert)
+    /// and [`Padded`](ReceiveLayout::Padded) have a row for each assignment. All others keep one row for each
+    /// (source rank, token), and combine takes one row for each; they exclude `skip_a2a`, `shared_expert`,
+    /// exact mode and tiled scales. Padded blocks exclude `skip_a2a` and `shared_expert`, and exact mode
+    /// between nodes. [Which layout do I want](crate::guide::receive) has a picture of each.
     #[cfg_attr(feature = "serde", serde(default))]
     pub receive: ReceiveLayout,
     /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
@@ -146,7 +146,8 @@ pub struct Config {
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
     /// without. A [shared expert](Self::shared_expert), [`skip_a2a`](Self::skip_a2a), an
     /// [`expert_alignment`](Self::expert_alignment) above 1, [`clear_padding`](Self::clear_padding),
-    /// [`row_sources`](Self::row_sources) and [`m_indices`](Self::m_indices) imply it. Without effect in other [layouts](Self::receive) than by expert, whose kernels take options.
+    /// [`row_sources`](Self::row_sources) and [`m_indices`](Self::m_indices) imply it. Without effect in
+    /// other [layouts](Self::receive) than by expert, whose kernels take options.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
     /// Number of which each group's first row is a multiple, by expert only: a power of two, 1 to

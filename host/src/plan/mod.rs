@@ -149,8 +149,8 @@ impl Plan {
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
     ///
-    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding, and as many
-    /// for each local expert in padded blocks.
+    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding, and as
+    /// many for each local expert in padded blocks.
     pub const fn max_rows(&self) -> usize {
         if self.config.receive.keeps_rows() {
             return self.source_counts();

@@ -37,8 +37,8 @@ pub struct AlignedRows {
     pub weights: Vec<f32>,
     /// Rows that pad a group.
     pub padding: Vec<usize>,
-    /// Rows of each source rank in each group, `[groups, ranks]`: the first one, counted from the group's, in the
-    /// upper 32 bits, their number in the lower.
+    /// Rows of each source rank in each group, `[groups, ranks]`: the first one, counted from the group's, in
+    /// the upper 32 bits, their number in the lower.
     pub ranges: Vec<i64>,
 }
 

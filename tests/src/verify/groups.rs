@@ -3,7 +3,7 @@
 use ferry::{Config, ReceiveLayout, TokenFormat};
 use ferry_reference::Problem;
 
-/// What a plan asks for about padding and rows by expert.
+/// Padding and tables of rows by expert that a plan asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Groups {
     /// Alignment of experts.
@@ -29,7 +29,7 @@ impl Groups {
         padded: 0,
     };
 
-    /// That of a configuration.
+    /// Padding and tables of a configuration.
     pub const fn of(config: &Config) -> Self {
         Self {
             alignment: config.expert_alignment,
@@ -81,8 +81,8 @@ impl Groups {
     }
 }
 
-/// A problem without the assignments that blocks of `block` rows do not hold, and for each rank the first expert
-/// that has more, with the number of its rows.
+/// A problem without the assignments that blocks of `block` rows do not hold, and for each rank the first
+/// expert that has more, with the number of its rows.
 pub fn within_blocks(problem: &Problem, block: usize) -> (Problem, Vec<Option<(usize, usize)>>) {
     let mut held = problem.clone();
     let mut rows = vec![0; problem.experts];

@@ -5,7 +5,7 @@ use ferry_layout::{
     DispatchArgs, DispatchOptions, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement,
 };
 
-use crate::dispatch::{overflow, padding};
+use crate::dispatch::{blocks, overflow};
 use crate::machine::Machine;
 use crate::machine::miss::{Miss, TimedOut};
 use crate::sync::launch::Launch;
@@ -78,8 +78,8 @@ struct SourceBase {
     is_known: bool,
     /// First output row of these assignments.
     row: u32,
-    /// The same row counted in the rows of all blocks of tiled scales, if scales are tiled; the first word of its
-    /// scales, if the expert has a block and scales have no layout of their own.
+    /// The same row counted in the rows of all blocks of tiled scales, if scales are tiled; the first word of
+    /// its scales, if the expert has a block and scales have no layout of their own.
     scales: u32,
 }
 
@@ -104,7 +104,7 @@ impl SourceBase {
             is_known: is_known(row) && is_known(first) && is_known(block),
             row: row.0 as u32,
             scales: match places_words(launch, options) {
-                true => padding::first_scale_word(machine, options, row.0 as u32, expert),
+                true => blocks::first_scale_word(machine, options, row.0 as u32, expert),
                 false => (block.0 as u32)
                     .wrapping_mul(scale_placement::BLOCK_ROWS)
                     .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
@@ -197,7 +197,7 @@ fn locate<M: Machine>(
         let is_in_block = match options.groups.block != 0 {
             true => {
                 let block = machine.late(options.groups.block);
-                padding::is_in_block(block, position, machine.own(local, lane))
+                blocks::is_in_block(block, position, machine.own(local, lane))
             }
             false => true,
         };

@@ -2,8 +2,12 @@
 //! order, or keeps them as they came ([`rows`]).
 
 mod batch;
+pub mod blocks;
 pub mod counts;
 pub mod destination;
+pub mod entries;
+pub mod experts;
+mod fill;
 mod header;
 pub mod ids;
 pub mod notify;

@@ -8,8 +8,8 @@ use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Rank, Region, Table, Tagged, scale_placement,
 };
 
+use crate::dispatch::blocks;
 use crate::dispatch::overflow::{offsets_word, settle};
-use crate::dispatch::padding;
 use crate::dispatch::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
@@ -89,7 +89,7 @@ pub fn compute_offsets<M: Machine>(
     });
     let overflows = match options.groups.block {
         0 => settle(launch, args, shared.groups + experts, rows, blocks),
-        block => padding::overflows_blocks(launch, block)?,
+        block => blocks::overflows_blocks(launch, block)?,
     };
     machine.store(Counter::OffsetsReady, offsets_word(epoch, overflows));
     Ok(())

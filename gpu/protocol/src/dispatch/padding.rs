@@ -1,21 +1,15 @@
-//! Tables of groups and of their rows, and the rows that pad groups, if the user asks for any of them. A group
-//! is a local expert, or the shared expert before them.
+//! Tables of groups and of their rows, and the rows that pad groups, if the user asks for any of them. A
+//! group is a local expert, or the shared expert before them.
 
-use core::ops::Range;
+use ferry_layout::{DispatchArgs, DispatchOptions, Rank, Table, Tagged, scale_placement};
 
-use ferry_layout::{
-    DispatchArgs, DispatchOptions, Fault, FaultKind, Header, Rank, Region, Table, Tagged, Tensor,
-    scale_placement,
-};
-
-use crate::dispatch::batch::Batch;
-use crate::dispatch::counts::wait_for_experts;
+use crate::dispatch::blocks::first_scale_word;
+use crate::dispatch::entries::{own_number, write_entries};
+use crate::dispatch::fill::{clear_row, fill_words};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
-use crate::machine::rows::{ByteRange, Row};
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::{Aborted, Launch};
-use crate::work::item::Item;
+use crate::sync::launch::Launch;
 use crate::work::partition::Partition;
 use crate::work::ranks::for_each_bit;
 
@@ -61,57 +55,6 @@ pub fn assignments<M: Machine>(launch: &Launch<M>, expert: u32) -> u32 {
     value(base)
         .wrapping_add(value(count))
         .wrapping_sub(value(first))
-}
-
-/// Whether more rows come for an expert than its block of `block` rows holds. If so, records that of the first
-/// such expert. One warp, which has seen all counts arrive.
-#[inline(always)]
-pub fn overflows_blocks<M: Machine>(launch: &Launch<M>, block: u32) -> Result<bool, Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
-    let experts = common.shape.local_experts();
-    let mut overflows = false;
-    let mut first = 0;
-    while first < experts && !overflows {
-        // The last lanes repeat an expert rather than branch.
-        let expert = |lane: u32| (first + lane).min(experts - 1);
-        let rows = wait_for_experts(launch, first)?;
-        let rows = machine.lanes(|lane| machine.own(rows, lane).unwrap_or(0));
-        let above = machine.ballot(machine.lanes(|lane| machine.own(rows, lane) > block));
-        machine.lanes(|lane| {
-            if above != 0 && lane == above.trailing_zeros() {
-                let fault = Fault {
-                    region: Region::ExpertBlock,
-                    index: (common.rank().0 * experts + expert(lane)) as u64,
-                    wanted: block as u64,
-                    saw: machine.own(rows, lane) as u64,
-                    ..launch.fault()
-                };
-                launch.record(FaultKind::OutputTooSmall, fault);
-            }
-        });
-        overflows = above != 0;
-        first += LANES;
-    }
-    Ok(overflows)
-}
-
-/// Whether row `position` is in the block of local expert `expert`, of `block` rows.
-#[inline(always)]
-pub const fn is_in_block(block: u32, position: u32, expert: u32) -> bool {
-    position.wrapping_sub(expert.wrapping_mul(block)) < block
-}
-
-/// First word of the scales of blockwise FP8 of output row `position`, in the block of local expert `expert`.
-/// Wraps around, as positions do.
-#[inline(always)]
-pub fn first_scale_word<M: Machine>(
-    machine: &M,
-    options: &DispatchOptions,
-    position: u32,
-    expert: u32,
-) -> u32 {
-    let row = position.wrapping_mul(machine.late(options.groups.scale_row));
-    row.wrapping_add(expert.wrapping_mul(machine.late(options.groups.scale_block)))
 }
 
 impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
@@ -316,160 +259,5 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     #[inline(always)]
     fn write_entries(&self, row: u64, group: u32, weight: u32, source: [u32; 3]) {
         write_entries(self.launch, self.options, row, group, weight, source);
-    }
-}
-
-/// This rank's number in the group: with `skip_a2a`, a launch knows itself as rank 0.
-#[inline(always)]
-fn own_number<M: Machine>(launch: &Launch<M>, options: &DispatchOptions) -> u32 {
-    match options.all_experts {
-        0 => launch.common.rank().0,
-        _ => options.shared_index,
-    }
-}
-
-/// Writes the entries of the rows of all of a warp's items that came, from `batch` on: after the rows, as their
-/// positions and headers would occupy registers meanwhile.
-#[inline(always)]
-pub fn describe_received<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
-    mut batch: Batch,
-) {
-    let (machine, common) = (launch.machine, launch.common);
-    let shape = &common.shape;
-    let first_expert = common.rank().0 * shape.local_experts();
-    // Each lane reads words that other lanes wrote.
-    machine.converge();
-    while batch.is_some() {
-        let item = |lane, parts| batch.item(lane, parts, shape, common.rank());
-        // They have arrived, and the first part of a row describes it.
-        let parts = machine.lanes(|lane| batch.present(launch, lane).unwrap_or(0));
-        let described = machine.lanes(|lane| {
-            let parts = machine.own(parts, lane);
-            parts != 0 && item(lane, parts).part == 0
-        });
-        for slot in 0..shape.top_k {
-            machine.lanes(|lane| {
-                if !machine.own(described, lane) {
-                    return;
-                }
-                let Item { source, token, .. } = item(lane, 1);
-                let index = shape.row_map_index(source, token, slot);
-                let header = common.window.dispatch_row(source, token);
-                let header = header.plus(common.row.header);
-                // All are loaded before any is used.
-                let position = machine.read(Table::RowMap, index) as u64;
-                let word = machine.read_window(header.plus(Header::assignment(slot)));
-                let weight = machine.read_window(header.plus(Header::weight(shape.top_k, slot)));
-                // Neither other ranks' experts nor rows that do not fit.
-                if position < args.row_capacity {
-                    let expert = shape.assignment_words().decode(word).expert;
-                    let group = expert.wrapping_sub(first_expert);
-                    let group = group.wrapping_add(options.has_shared_expert() as u32);
-                    let source = [source.0, token, slot];
-                    write_entries(launch, options, position, group, weight, source);
-                }
-            });
-        }
-        batch = batch.next();
-    }
-}
-
-/// Writes the entries of the rows `positions` of a token that has not travelled, one a top-k slot, for the
-/// slots `here`. `experts`: of each slot, counted from this rank's first. Its weights are in the own window.
-#[inline(always)]
-pub fn describe_rows<M: Machine>(
-    launch: &Launch<M>,
-    options: &DispatchOptions,
-    item: Item,
-    positions: M::Lanes<u32>,
-    here: u32,
-    experts: M::Lanes<u32>,
-) {
-    let (machine, common) = (launch.machine, launch.common);
-    let row = common.window.dispatch_row(item.source, item.token);
-    let header = row.plus(common.row.header);
-    machine.lanes(|lane| {
-        if here >> lane & 1 != 0 {
-            let weight = Header::weight(common.shape.top_k, lane);
-            let weight = machine.read_window(header.plus(weight));
-            let group = machine.own(experts, lane) + options.has_shared_expert() as u32;
-            let position = machine.own(positions, lane) as u64;
-            let source = [options.shared_index, item.token, lane];
-            write_entries(launch, options, position, group, weight, source);
-        }
-    });
-}
-
-/// Writes a row's entries of the tables that there are. For one lane.
-#[inline(always)]
-fn write_entries<M: Machine>(
-    launch: &Launch<M>,
-    options: &DispatchOptions,
-    row: u64,
-    group: u32,
-    weight: u32,
-    [source, token, slot]: [u32; 3],
-) {
-    let (machine, tables) = (launch.machine, &options.groups);
-    if tables.m_indices != 0 {
-        machine.write(Table::GroupsOfRows, row, group);
-    }
-    if tables.weights != 0 {
-        machine.write(Table::WeightsOfRows, row, weight);
-        machine.write(Table::SrcInfo, 3 * row, source);
-        machine.write(Table::SrcInfo, 3 * row + 1, token);
-        machine.write(Table::SrcInfo, 3 * row + 2, slot);
-    }
-}
-
-/// Writes zeros to a row of the outputs: payload, scales, which begin at word `scales` and are `stride` words
-/// apart, and the row's own scale.
-#[inline(always)]
-pub fn clear_row<M: Machine>(launch: &Launch<M>, row: u32, scales: u64, stride: u64) {
-    let (machine, common) = (launch.machine, launch.common);
-    let range = ByteRange::part(common.row.payload_bytes, 0, 1);
-    let to = machine.row(Row::Tensor(Tensor::Output, row));
-    let mut start = range.start;
-    while start < range.end {
-        machine.store_tile(to, start, range.end, &[M::Vector::default()]);
-        start += M::WARP_BYTES;
-    }
-    for first in (0..common.row.scale_words).step_by(LANES as usize) {
-        machine.lanes(|lane| {
-            if first + lane < common.row.scale_words {
-                let index = scales + (first + lane) as u64 * stride;
-                machine.write(Table::Scales, index, 0);
-            }
-        });
-    }
-    if common.shape.sizes().has_row_scale {
-        machine.lanes(|lane| {
-            if lane == 0 {
-                machine.write_half(Table::RowScales, row as u64, 0);
-            }
-        });
-    }
-}
-
-/// Writes `value` to a range of words of a table: this warp's share.
-#[inline(always)]
-pub fn fill_words<M: Machine>(
-    machine: &M,
-    table: Table,
-    words: Range<u64>,
-    value: u32,
-    partition: Partition,
-) {
-    let mut first = words.start + (partition.index * LANES) as u64;
-    while first < words.end {
-        machine.lanes(|lane| {
-            if first + (lane as u64) < words.end {
-                machine.write(table, first + lane as u64, value);
-            }
-        });
-        first += (partition.of * LANES) as u64;
     }
 }

@@ -14,9 +14,9 @@ use ferry_layout::{
 use crate::dispatch::batch::Batch;
 use crate::dispatch::destination::{Destinations, find_destinations};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
-use crate::dispatch::padding::{self, Groups, assignments};
-use crate::dispatch::scales;
+use crate::dispatch::padding::{Groups, assignments};
 use crate::dispatch::shared::SharedGroup;
+use crate::dispatch::{entries, scales};
 use crate::machine::miss::Miss;
 use crate::machine::rows::Row;
 use crate::machine::{LANES, Machine};
@@ -65,7 +65,7 @@ pub fn receive_by_expert<M: Machine>(
     }
     if options.groups.writes_padding() {
         if options.groups.describes_rows() {
-            padding::describe_received(launch, args, options, batch.again());
+            entries::describe_received(launch, args, options, batch.again());
         }
         wait_for_offsets(launch)?;
         let shared = SharedGroup::of(common, options, own_tokens(launch, options));
@@ -74,8 +74,8 @@ pub fn receive_by_expert<M: Machine>(
     Ok(())
 }
 
-/// Tokens of this rank, if there is a shared expert, from the count that it sent to itself: a kept number would
-/// occupy a register meanwhile.
+/// Tokens of this rank, if there is a shared expert, from the count that it sent to itself: a kept number
+/// would occupy a register meanwhile.
 #[inline(always)]
 fn own_tokens<M: Machine>(launch: &Launch<M>, options: &DispatchOptions) -> u32 {
     let common = launch.common;

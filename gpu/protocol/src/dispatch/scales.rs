@@ -61,7 +61,8 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
     read(launch, place.row, first, end)
 }
 
-/// Puts the scales of a part of a row into their places, after waiting for them. `ahead` is the result of [`read_ahead`].
+/// Puts the scales of a part of a row into their places, after waiting for them. `ahead` is the result of
+/// [`read_ahead`].
 #[inline(always)]
 pub fn place<M: Machine>(
     launch: &Launch<M>,

@@ -4,9 +4,10 @@ use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
 };
 
+use crate::dispatch::entries;
 use crate::dispatch::ids::read_id;
 use crate::dispatch::offsets::wait_for_offsets;
-use crate::dispatch::padding::{self, Groups};
+use crate::dispatch::padding::Groups;
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
@@ -268,7 +269,7 @@ fn place_item<M: Machine>(
     });
     let here = machine.ballot(machine.lanes(is_here));
     if item.part == 0 && options.groups.describes_rows() {
-        padding::describe_rows(launch, options, item, positions, here, experts);
+        entries::describe_rows(launch, options, item, positions, here, experts);
     }
     let to = |k| OutputRow {
         row: machine.broadcast(positions, k),

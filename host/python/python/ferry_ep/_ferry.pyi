@@ -282,9 +282,7 @@ class Plan:
         """Returns the first expert on ``rank``; the others follow it."""
     @property
     def groups(self) -> int:
-        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
-        one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
-        """
+        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these."""
     @property
     def max_rows(self) -> int:
         """Most rows that a dispatch can bring to a rank."""

@@ -35,8 +35,9 @@ pub struct ReceivedRows {
     pub row_scales: Vec<bf16>,
     /// `[groups + 1]`, by expert only: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: by expert, token and top-k slot on the source rank, undefined for rows that pad a group unless
-    /// the plan has [`row_sources`](crate::Config::row_sources). Else source rank and token, -1 and -1 in rows without a token.
+    /// `[rows]`: by expert, token and top-k slot on the source rank, undefined for rows that pad a group
+    /// unless the plan has [`row_sources`](crate::Config::row_sources). Else source rank and token, -1 and -1
+    /// in rows without a token.
     pub src_info: Vec<[i32; 2]>,
     /// `[rows, top_k]`, not by expert: [`DispatchOutput::ids`], i32 and i64 alike.
     pub ids: Vec<i64>,
@@ -50,8 +51,8 @@ pub struct ReceivedRows {
     pub expert_counts: Vec<i32>,
     /// `[groups]`, by expert with an alignment: [`DispatchOutput::row_ends`].
     pub row_ends: Vec<u32>,
-    /// `[rows]`, by expert with [`row_sources`](crate::Config::row_sources): the source rank of each row, -1 in
-    /// rows that pad a group.
+    /// `[rows]`, by expert with [`row_sources`](crate::Config::row_sources): the source rank of each row, -1
+    /// in rows that pad a group.
     pub source_ranks: Vec<i32>,
     /// `[rows]`, with [`m_indices`](crate::Config::m_indices): [`DispatchOutput::m_indices`].
     pub m_indices: Vec<i32>,

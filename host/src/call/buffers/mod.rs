@@ -32,14 +32,15 @@ use crate::tensor::handles::DevicePtr;
 /// | `row_scales`, but of a view | `[rows]` | `2 * rows` |
 /// | `row_offsets`, by expert | `[row_groups + 1]` | `4 * (row_groups + 1)` |
 /// | `expert_ids`, by expert | `[row_groups]` | `4 * row_groups` |
-/// | `src_info` | `[rows, 2]`; with [`row_sources`](Config::row_sources) `[rows, 3]` | `8 * rows`; `12 * rows` |
+/// | `src_info` | `[rows, 2]`; with `row_sources` `[rows, 3]` | `8 * rows`; `12 * rows` |
 /// | `ids`, not by expert | `[rows, top_k]` | `4 * rows * top_k`; with [`wide_ids`](Capacity::wide_ids) 8 |
 /// | `weights`, not by expert | `[rows, top_k]` | `4 * rows * top_k` |
 /// | `weights`, with `row_sources` | `[rows, 1]` | `4 * rows` |
 /// | `source_counts`, not by expert | `[ranks]` | `4 * ranks` |
 /// | `expert_counts`, not by expert | `[local_experts]` | `4 * local_experts` |
-/// | `expert_counts`, `row_ends`, with an [`expert_alignment`](Config::expert_alignment) above 1 | `[row_groups]` | `4 * row_groups` each |
-/// | `m_indices`, with [`m_indices`](Config::m_indices) | `[rows]` | `4 * rows` |
+/// | `expert_counts`, `row_ends`, aligned or padded | `[row_groups]` | `4 * row_groups` each |
+/// | `m_indices`, with `m_indices` | `[rows]` | `4 * rows` |
+/// | `source_ranges`, padded | `[local_experts, ranks]` | `8 * local_experts * ranks` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
 /// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16
@@ -117,8 +118,8 @@ impl DispatchBuffers {
     ///
     /// # Errors
     /// [`Error::Capacity`], also if the outputs take more than the device's free memory, and
-    /// [`Error::TooManyScales`], before anything is allocated; errors of the device, after which nothing stays
-    /// allocated.
+    /// [`Error::TooManyScales`], before anything is allocated; errors of the device, after which nothing
+    /// stays allocated.
     pub fn with_capacity(
         device: &Arc<dyn Device>,
         plan: &Plan,

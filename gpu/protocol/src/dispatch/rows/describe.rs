@@ -4,7 +4,7 @@ use ferry_layout::{Header, NOT_ROUTED, Rank, ReceiveLayout, Table};
 
 use super::Receiver;
 use crate::dispatch::batch::Batch;
-use crate::dispatch::padding::fill_words;
+use crate::dispatch::fill::fill_words;
 use crate::machine::Machine;
 use crate::work::extent::Extent;
 use crate::work::item::Item;

@@ -4,7 +4,7 @@ use ferry_layout::{ReceiveLayout, SENTINEL, Table, Tensor, TokenFormat};
 
 use super::Receiver;
 use crate::dispatch::destination::{Destinations, read_assignments, take_header};
-use crate::dispatch::padding::clear_row;
+use crate::dispatch::fill::clear_row;
 use crate::dispatch::scales;
 use crate::machine::Machine;
 use crate::machine::miss::TimedOut;
