@@ -186,6 +186,7 @@ pub use interop::cust;
 pub use interop::lease::{AsStream, AsTensor, Lease};
 pub use plan::Plan;
 pub use plan::capacity::Capacity;
+pub use plan::check::MAX_EXPERT_ALIGNMENT;
 pub use plan::config::Config;
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};

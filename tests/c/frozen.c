@@ -21,7 +21,7 @@ FIELD(ferry_tensor, strides, 56);
 FIELD(ferry_tensor, ndim, 96);
 FIELD(ferry_tensor, type, 100);
 
-SIZE(ferry_dispatch_output, 1152);
+SIZE(ferry_dispatch_output, 1464);
 FIELD(ferry_dispatch_output, size, 0);
 FIELD(ferry_dispatch_output, tokens, 8);
 FIELD(ferry_dispatch_output, scales, 112);
@@ -34,6 +34,9 @@ FIELD(ferry_dispatch_output, ids, 736);
 FIELD(ferry_dispatch_output, weights, 840);
 FIELD(ferry_dispatch_output, source_counts, 944);
 FIELD(ferry_dispatch_output, expert_counts, 1048);
+FIELD(ferry_dispatch_output, row_ends, 1152);
+FIELD(ferry_dispatch_output, m_indices, 1256);
+FIELD(ferry_dispatch_output, source_ranges, 1360);
 
 SIZE(ferry_combine_output, 216);
 FIELD(ferry_combine_output, size, 0);
@@ -89,7 +92,7 @@ FIELD(ferry_bootstrap, context, 40);
 FIELD(ferry_bootstrap, key, 48);
 FIELD(ferry_bootstrap, key_bytes, 56);
 
-SIZE(ferry_config, 104);
+SIZE(ferry_config, 120);
 FIELD(ferry_config, size, 0);
 FIELD(ferry_config, experts, 8);
 FIELD(ferry_config, top_k, 16);
@@ -109,8 +112,12 @@ FIELD(ferry_config, receive, 88);
 FIELD(ferry_config, transposed_scales, 92);
 FIELD(ferry_config, clear_absent, 96);
 FIELD(ferry_config, combine_weights, 100);
+FIELD(ferry_config, expert_alignment, 104);
+FIELD(ferry_config, clear_padding, 108);
+FIELD(ferry_config, row_sources, 112);
+FIELD(ferry_config, m_indices, 116);
 
-SIZE(ferry_plan_info, 96);
+SIZE(ferry_plan_info, 104);
 FIELD(ferry_plan_info, size, 0);
 FIELD(ferry_plan_info, ranks, 8);
 FIELD(ferry_plan_info, local_experts, 16);
@@ -123,6 +130,7 @@ FIELD(ferry_plan_info, max_rows_distinct, 64);
 FIELD(ferry_plan_info, max_scale_blocks_distinct, 72);
 FIELD(ferry_plan_info, max_sms, 80);
 FIELD(ferry_plan_info, view_row_stride, 88);
+FIELD(ferry_plan_info, row_alignment, 96);
 
 SIZE(ferry_dispatch_input, 632);
 FIELD(ferry_dispatch_input, size, 0);

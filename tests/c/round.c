@@ -483,6 +483,7 @@ int main(int count, char **arguments) {
     test_formats(group);
     test_rows(group);
     test_encoded(group);
+    test_aligned(group);
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);

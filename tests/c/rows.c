@@ -258,7 +258,7 @@ void test_rows(ferry_group *group) {
     config.shared_expert = 1;
     REFUSED(FERRY_INVALID_CONFIG, "receive is strided, but shared_expert is true",
             ferry_plan_new(group, &config, &plan));
-    config.receive = 4;
-    REFUSED(FERRY_INVALID_ARGUMENT, "config->receive is 4: no ferry_receive_layout",
+    config.receive = 5;
+    REFUSED(FERRY_INVALID_ARGUMENT, "config->receive is 5: no ferry_receive_layout",
             ferry_plan_new(group, &config, &plan));
 }

@@ -97,10 +97,9 @@ pub fn groups(format: TokenFormat, hidden: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// So many rows more, or a few more than that where the format wants it.
+/// So many rows more, or a few more than that, so that their number is a multiple of `alignment`.
 #[must_use]
-pub const fn with_spare_rows(capacity: Capacity, format: TokenFormat, rows: usize) -> Capacity {
-    let alignment = format.sizes().row_alignment as usize;
+pub const fn with_spare_rows(capacity: Capacity, alignment: usize, rows: usize) -> Capacity {
     Capacity {
         rows: (capacity.rows + rows).next_multiple_of(alignment),
         ..capacity
@@ -137,6 +136,17 @@ pub struct Layout {
     pub hidden: usize,
     /// Number of rows, and of blocks of scales.
     pub capacity: Capacity,
+    /// Blocks of experts that the rows are in, if they are.
+    pub blocks: Option<Blocks>,
+}
+
+/// Blocks of experts, all alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Whether scales of FP8 are transposed in each block; otherwise they are row-major.
+    pub transposed: bool,
 }
 
 impl Layout {
@@ -148,6 +158,16 @@ impl Layout {
     /// Scales of a row.
     pub fn groups(&self) -> usize {
         groups(self.format, self.hidden)
+    }
+
+    /// A row of zeros, with scales of zeros.
+    pub fn zeros(&self) -> Encoded {
+        let scale_bytes = self.groups() * self.format.sizes().scale_bytes as usize;
+        Encoded {
+            payload: vec![0; self.row_bytes()],
+            scales: vec![0; scale_bytes],
+            row_scale: self.format.sizes().has_row_scale.then_some(0),
+        }
     }
 
     /// Bytes of the tensor of scales.
@@ -202,7 +222,14 @@ impl Layout {
         let groups = self.groups();
         let Place { start, block, row } = place;
         let at = match self.format.scale_layout() {
-            None => 4 * (group * self.capacity.rows + start + row),
+            None => match self.blocks {
+                None => 4 * (group * self.capacity.rows + start + row),
+                Some(blocks) if blocks.transposed => {
+                    let expert = start / blocks.rows;
+                    4 * ((expert * groups + group) * blocks.rows + row)
+                }
+                Some(_) => 4 * ((start + row) * groups + group),
+            },
             Some(ScaleLayout::RowMajor) => (start + row) * groups + group,
             Some(ScaleLayout::Tiled) => {
                 // [block, group / 4, row % 32, row % 128 / 32, group % 4]

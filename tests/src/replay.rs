@@ -2,6 +2,7 @@
 
 mod encoded;
 mod file;
+mod groups;
 mod rows;
 mod stored;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
 use crate::sharing;
 use file::{Given, read, require_same, serialize, tensors, write};
+use groups::GroupFlags;
 use stored::Tensors;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
@@ -70,11 +72,14 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// / 512]` of four powers of two each, the first in the lowest byte; else u8 `[tokens, groups]`. They arrive as
 /// they are, but for the two words that the guide, "Input that is encoded", names.
 ///
-/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
-/// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
-/// 4, 4]` tiled, then with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds
-/// `row_scales.r`, bf16 `[rows]`. Rows that pad an expert in fp8 hold 0xa5 in every byte, as nobody
-/// writes them.
+/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32 `[hidden
+/// / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled, then
+/// with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds `row_scales.r`, bf16 `[rows]`. Rows that
+/// pad an expert hold 0xa5 in every byte, as nobody writes them, or 0 with --clear-padding. --alignment adds
+/// `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`; --row-sources `weights.r` f32 `[rows, 1]`,
+/// and `src_info.r` is `[rows, 3]`: source rank, token and slot; --m-indices `m_indices.r` i32 `[rows]`. In
+/// padding they are -1, weights 0. With --receive padded each expert has ranks * most tokens rows, OUT gets
+/// `source_ranges.r` i64 `[local experts, ranks]`, and combine weights.
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// Tensors to read
@@ -115,8 +120,8 @@ pub struct ReplayArgs {
     /// Give the weights to combine, a row of the experts each, not to dispatch; in reduced mode
     #[arg(long)]
     late_weights: bool,
-    /// Layout of received rows: by-expert, or as they came: view (in the receive window), strided (at the
-    /// same places of a tensor) or compact (without gaps)
+    /// Layout of received rows: by-expert, padded (by expert, in blocks), or as they came: view (in the
+    /// receive window), strided (at the same places of a tensor) or compact (without gaps)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     receive: ReceiveLayout,
     /// Type of the expert ids that dispatch is given
@@ -142,6 +147,9 @@ pub struct ReplayArgs {
     /// 128, tokens]
     #[arg(long, value_enum, value_name = "PLACES", num_args = 0..=1, default_missing_value = "row-major")]
     pass_through: Option<Places>,
+    /// Padding and tables of rows by expert
+    #[command(flatten)]
+    groups: GroupFlags,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -399,7 +407,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         .map(|input| input.tokens)
         .max()
         .unwrap_or(0);
-    let config = Config {
+    let config = args.groups.put(Config {
         p2p_world_size: args.p2p_world_size,
         format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
         combine: args.mode,
@@ -416,7 +424,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         clear_absent: args.clear_absent,
         combine_weights: args.combine_weights,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
-    };
+    });
     Settings {
         split: args.split,
         apart: !given.weights,

@@ -115,9 +115,14 @@ impl SiluCase {
             ..Capacity::default()
         };
         let layout = Layout {
+            blocks: None,
             format: self.format,
             hidden: self.columns,
-            capacity: formats::with_spare_rows(needed, self.format, 3),
+            capacity: formats::with_spare_rows(
+                needed,
+                self.format.sizes().row_alignment as usize,
+                3,
+            ),
         };
         let mut dice = Dice::new(self.seed);
         let input: Vec<bf16> = (0..layout.capacity.rows * 2 * self.columns)

@@ -217,7 +217,7 @@ fn memory(run: &Run) -> Vec<(Received, Vec<u8>)> {
     let tensors = rounds.flat_map(|round| run.ranks.iter().zip(round));
     let held = tensors.map(|(rank, tensors)| {
         let device = &**rank.device();
-        let received = Received::download(device, &tensors.output, run.case.format);
+        let received = Received::download(device, &tensors.output, &run.case.config());
         (received.unwrap(), tensors.result(device).unwrap())
     });
     held.collect()

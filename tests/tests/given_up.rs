@@ -257,7 +257,10 @@ fn the_same_ids_put_rows_at_the_same_places() {
             let places = |round| match run.contents(round, rank) {
                 Contents::ByExpert(rows) => {
                     let end = *rows.row_offsets.last().unwrap() as usize;
-                    (rows.row_offsets, rows.src_info[..end].to_vec(), vec![])
+                    let sources = rows.tables.sources.iter();
+                    let mut info: Vec<_> = sources.map(|&[_, token, slot]| [token, slot]).collect();
+                    info.extend(rows.src_info);
+                    (rows.row_offsets, info[..end].to_vec(), vec![])
                 }
                 Contents::Rows(rows) => {
                     let of_sources = rows.source_counts.iter().map(|&rows| rows as u32);

@@ -38,6 +38,17 @@ fn rows_that_stay_as_they_came() {
 }
 
 #[test]
+fn aligned_experts() {
+    // 24, on one node and on two.
+    suite("aligned to", 48);
+}
+
+#[test]
+fn padded_blocks() {
+    suite("padded blocks", 36);
+}
+
+#[test]
 fn dispatch_without_weights() {
     suite("no weights", 6);
 }

@@ -80,6 +80,7 @@ fn arguments_that_do_not_fit_are_refused() {
 /// Number of rows of 384 that were written, from the first one on, of three experts at these offsets.
 fn written(format: TokenFormat, offsets: [u32; 4]) -> usize {
     let layout = Layout {
+        blocks: None,
         format,
         hidden: 128,
         capacity: Capacity {

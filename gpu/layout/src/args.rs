@@ -314,7 +314,7 @@ pub struct DispatchArgs {
     /// i32 `[groups]`, written.
     pub expert_ids: u64,
     /// i32 `[row_capacity, 2]`, written: token and top-k slot of each row; source rank and token if rows stay
-    /// as they came.
+    /// as they came. With [weights of rows](crate::GroupTables::weights) it has a third column.
     pub src_info: u64,
     /// Rows that fit in the outputs.
     pub row_capacity: u64,

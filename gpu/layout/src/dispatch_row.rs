@@ -24,7 +24,8 @@ pub struct DispatchRow {
     pub header: u32,
     /// [`Shape::max_parts`].
     max_parts: u32,
-    /// [`Shape::row_alignment`], a power of two.
+    /// Alignment of each group's rows in dispatch's output, a power of two: [`Shape::row_alignment`], or what
+    /// the user asks for, if that is more.
     alignment: u32,
     /// [`Shape::ranks`](Shape).
     ranks: u32,
@@ -49,6 +50,25 @@ impl DispatchRow {
             alignment: shape.row_alignment(),
             ranks: shape.ranks,
         }
+    }
+
+    /// The same layout with groups of rows aligned to `alignment`, a power of two, if that is more than the
+    /// format asks for.
+    #[must_use]
+    pub const fn aligned(self, alignment: u32) -> Self {
+        match alignment > self.alignment {
+            true => Self { alignment, ..self },
+            false => self,
+        }
+    }
+
+    /// Bytes from the start of the struct to the alignment of rows, which no shape decides.
+    pub const ALIGNMENT_OFFSET: usize = core::mem::offset_of!(Self, alignment);
+
+    /// Alignment of each group's rows in dispatch's output, a power of two.
+    #[inline(always)]
+    pub const fn alignment(&self) -> u32 {
+        self.alignment
     }
 
     /// [`Shape::parts`].

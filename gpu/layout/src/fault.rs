@@ -70,6 +70,8 @@ pub enum Region {
     LastLaunch,
     /// The user's scales of tokens that are encoded already.
     InputScales,
+    /// An expert's block of the user's output tensors.
+    ExpertBlock,
 }
 
 impl FaultKind {
@@ -100,7 +102,7 @@ const fn is_input(kind: u64) -> bool {
 }
 
 impl Region {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -114,6 +116,7 @@ impl Region {
         Self::ScaleBlocks,
         Self::LastLaunch,
         Self::InputScales,
+        Self::ExpertBlock,
     ];
 
     const fn name(self) -> &'static str {
@@ -131,6 +134,7 @@ impl Region {
             Self::ScaleBlocks => "blocks of tiled scales",
             Self::LastLaunch => "last launch",
             Self::InputScales => "x_scales",
+            Self::ExpertBlock => "rows of an expert",
         }
     }
 }
@@ -163,7 +167,8 @@ pub struct Fault {
     pub culprit: Rank,
     /// Data that was awaited or read.
     pub region: Region,
-    /// Index of the token, word or row. For [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
+    /// Index of the token, word or row; of an [`ExpertBlock`](Region::ExpertBlock) the expert's id. For
+    /// [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
     /// launch, as its index in [`Kernel::ALL`].
     pub index: u64,
     /// Expected value: an epoch, or the first value that is out of range.
@@ -286,6 +291,11 @@ impl fmt::Display for Fault {
                 f,
                 "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \
                  position {saw} is not below {wanted}"
+            ),
+            FaultKind::OutputTooSmall if self.region == Region::ExpertBlock => write!(
+                f,
+                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the \
+                 expert's block holds {wanted}; those beyond count as not routed here"
             ),
             FaultKind::OutputTooSmall => write!(
                 f,

@@ -9,6 +9,7 @@ use crate::dispatch_row::DispatchRow;
 use crate::encoded::EncodedInput;
 use crate::epilogue::Steps;
 use crate::fault::FaultPage;
+use crate::group_tables::GroupTables;
 use crate::host_counts::HostCounts;
 use crate::kernel::Kernel;
 use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
@@ -67,7 +68,11 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
-            rows, encoded
+            rows, encoded, groups
+        }
+        GroupTables {
+            counts, ends, weights, m_indices, ranges, clears_padding, block, scale_row, scale_stride,
+            scale_block, reserved
         }
         CombineOptions {
             row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved,

@@ -134,7 +134,7 @@ impl FromStr for ReceiveLayout {
         let mut all = Self::ALL.into_iter();
         all.find(|layout| layout.name() == text).ok_or(UnknownName {
             what: "receive layout",
-            names: "by-expert, view, strided and compact",
+            names: "by-expert, view, strided, compact and padded",
         })
     }
 }

@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
 use crate::encoded::EncodedInput;
 use crate::epilogue::OutputElement;
+use crate::group_tables::GroupTables;
 use crate::receive::ReceiveLayout;
 use crate::workspace::Table;
 
@@ -31,6 +32,8 @@ pub struct DispatchOptions {
     pub rows: ReceivedRows,
     /// Scales of tokens that the user has encoded.
     pub encoded: EncodedInput,
+    /// Outputs of rows in expert order.
+    pub groups: GroupTables,
 }
 
 /// Outputs of a dispatch whose rows stay as they came. All zero: rows are put in expert order.
@@ -155,6 +158,7 @@ impl DispatchOptions {
         reserved: 0,
         rows: ReceivedRows::NONE,
         encoded: EncodedInput::NONE,
+        groups: GroupTables::NONE,
     };
 }
 
@@ -356,6 +360,11 @@ impl Arguments for DispatchWith {
             Table::ReceivedWeights => self.options.rows.weights,
             Table::SourceRows => self.options.rows.of_source,
             Table::ExpertRows => self.options.rows.of_expert,
+            Table::GroupCounts => self.options.groups.counts,
+            Table::GroupEnds => self.options.groups.ends,
+            Table::WeightsOfRows => self.options.groups.weights,
+            Table::GroupsOfRows => self.options.groups.m_indices,
+            Table::SourceRanges => self.options.groups.ranges,
             _ => self.args.user_table(table),
         }
     }

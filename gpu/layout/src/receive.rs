@@ -2,8 +2,9 @@
 
 /// Layout of the rows that dispatch leaves on the experts' rank.
 ///
-/// All but [`ByExpert`](Self::ByExpert) have one row for each (source rank, token) with an expert on this
-/// rank, by source rank, then token. Combine then takes one row for each of them.
+/// All but [`ByExpert`](Self::ByExpert) and [`Padded`](Self::Padded) have one row for each (source rank,
+/// token) with an expert on this rank, by source rank, then token. Combine then takes one row for each of
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ReceiveLayout {
@@ -16,11 +17,19 @@ pub enum ReceiveLayout {
     Strided = 2,
     /// Rows are copied to a tensor of the user's without gaps.
     Compact = 3,
+    /// Rows by expert, each expert in a block of `ranks * max_tokens_per_rank` rows.
+    Padded = 4,
 }
 
 impl ReceiveLayout {
     /// Every layout.
-    pub const ALL: [Self; 4] = [Self::ByExpert, Self::View, Self::Strided, Self::Compact];
+    pub const ALL: [Self; 5] = [
+        Self::ByExpert,
+        Self::View,
+        Self::Strided,
+        Self::Compact,
+        Self::Padded,
+    ];
 
     /// The layout as a number, for kernels.
     #[inline(always)]
@@ -35,6 +44,7 @@ impl ReceiveLayout {
             1 => Self::View,
             2 => Self::Strided,
             3 => Self::Compact,
+            4 => Self::Padded,
             _ => Self::ByExpert,
         }
     }
@@ -42,7 +52,7 @@ impl ReceiveLayout {
     /// Whether rows stay as they came: one for each (source rank, token).
     #[inline(always)]
     pub const fn keeps_rows(self) -> bool {
-        !matches!(self, Self::ByExpert)
+        !matches!(self, Self::ByExpert | Self::Padded)
     }
 
     /// Its name in options and files.
@@ -52,6 +62,7 @@ impl ReceiveLayout {
             Self::View => "view",
             Self::Strided => "strided",
             Self::Compact => "compact",
+            Self::Padded => "padded",
         }
     }
 }

@@ -69,7 +69,7 @@ pub enum Table {
     RowOffsets,
     /// `[groups]`, the user's.
     ExpertIds,
-    /// `[row, 2]` token and top-k slot, the user's.
+    /// `[row, 2]` token and top-k slot, or `[row, 3]` with the source rank before them, the user's.
     SrcInfo,
     /// The rows' scales in the format's layout, the user's.
     Scales,
@@ -98,6 +98,17 @@ pub enum Table {
     SourceRows,
     /// `[local experts]` received assignments to each expert, the user's.
     ExpertRows,
+    /// `[groups]` rows of each group without padding, the user's.
+    GroupCounts,
+    /// `[groups]` row after the last of each group without padding, the user's.
+    GroupEnds,
+    /// `[row capacity]` router weight of each row as f32 bits, the user's.
+    WeightsOfRows,
+    /// `[row capacity]` group of each row, the user's.
+    GroupsOfRows,
+    /// `[local expert, source]` rows of a source in an expert's block, two words each: their number, and
+    /// where they begin. The user's.
+    SourceRanges,
     /// `[row capacity, K]` weights that return, as f32 bits, the user's; read only.
     ReturnedWeights,
     /// `[token, K]` weights that have returned, as f32 bits, the user's.

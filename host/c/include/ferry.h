@@ -62,7 +62,7 @@
 #define FERRY_COMBINE_OUTPUT_INIT \
     { sizeof(ferry_combine_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_CONFIG_INIT \
-    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DEVICE_POINTERS_INIT \
     { sizeof(ferry_device_pointers), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_DISPATCH_INPUT_INIT \
@@ -71,13 +71,14 @@
 #define FERRY_DISPATCH_OUTPUT_INIT \
     { sizeof(ferry_dispatch_output), FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
       FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
-      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, \
+      FERRY_TENSOR_INIT, FERRY_TENSOR_INIT, FERRY_TENSOR_INIT }
 #define FERRY_FAULT_INIT \
     { sizeof(ferry_fault), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_GROUP_OPTIONS_INIT \
     { sizeof(ferry_group_options), NULL, 0, 0 }
 #define FERRY_PLAN_INFO_INIT \
-    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(ferry_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #define FERRY_RECEIVED_COUNTS_INIT \
     { sizeof(ferry_received_counts), NULL, NULL, 0, 0, 0, 0, 0, 0 }
 #define FERRY_SILU_INIT \
@@ -251,6 +252,8 @@ typedef enum {
     FERRY_RECEIVE_STRIDED = 2,
     // Rows are copied to a tensor of yours without gaps.
     FERRY_RECEIVE_COMPACT = 3,
+    // Rows by expert, each expert's in a block of ranks * max_tokens_per_rank rows.
+    FERRY_RECEIVE_PADDED = 4,
 } ferry_receive_layout;
 
 // Memory that a kernel was waiting for or reading.
@@ -281,6 +284,8 @@ typedef enum {
     FERRY_REGION_LAST_LAUNCH = 11,
     // The caller's x_scales.
     FERRY_REGION_INPUT_SCALES = 12,
+    // An expert's block of the caller's output tensors; the index is the expert's id.
+    FERRY_REGION_EXPERT_BLOCK = 13,
 } ferry_region;
 
 // Progress of a rank's round, which decides the call that comes next.
@@ -404,8 +409,9 @@ typedef struct {
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
     // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
-    // group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
-    // a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
+    // group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a multiple
+    // of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above the
+    // capacity.
     ferry_tensor row_offsets;
     // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
@@ -413,17 +419,31 @@ typedef struct {
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
     // each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
-    // -1 and -1 in rows without a token.
+    // -1 and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
+    // source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
+    // those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank; with
+    // skip_a2a all rows' source is this rank.
     ferry_tensor src_info;
     // [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
     // top-k slot, from 0; -1 in other slots and in rows without a token.
     ferry_tensor ids;
-    // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
+    // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1. By expert with
+    // ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0 in
+    // rows without a token.
     ferry_tensor weights;
     // FERRY_I32 [ranks], if not by expert: rows from each source rank.
     ferry_tensor source_counts;
-    // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
+    // ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
     ferry_tensor expert_counts;
+    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one of
+    // each group, without padding.
+    ferry_tensor row_ends;
+    // FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
+    ferry_tensor m_indices;
+    // FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's block, in
+    // the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    ferry_tensor source_ranges;
 } ferry_dispatch_output;
 
 // A rank's output of a combine.
@@ -609,10 +629,10 @@ typedef struct {
     // over this rank's experts, each output times its weight; rows without a token are not read.
     ferry_tensor expert_rows;
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
-    // of a token are not summed.
+    // of a token are not summed. Padded blocks need it in exact mode.
     ferry_tensor topk_weights;
     // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    // router's.
+    // router's. Padded blocks need it in reduced mode.
     ferry_tensor row_weights;
     // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
@@ -669,17 +689,30 @@ typedef struct {
     // 1: kernels are compiled for this shape when the communicator is made.
     uint32_t specialise;
     // 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
-    // on the device). shared_expert and skip_a2a imply it.
+    // on the device). shared_expert, skip_a2a, an expert_alignment above 1, clear_padding, row_sources and
+    // m_indices imply it.
     uint32_t options;
     // A ferry_receive_layout.
     uint32_t receive;
-    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too; in
+    // padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     uint32_t transposed_scales;
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     uint32_t clear_absent;
     // 1: combine also returns weights: received_weights of ferry_combine_input to weights of
     // ferry_combine_output. Only if receive is not by expert.
     uint32_t combine_weights;
+    // Number of which the first row of each group is a multiple, by expert only: a power of two up to 256. 0
+    // and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
+    // row_ends. Exact mode between nodes takes only that of the format.
+    uint32_t expert_alignment;
+    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, by expert only. Otherwise
+    // they keep their bits.
+    uint32_t clear_padding;
+    // 1: by expert, src_info has a third column and outputs have a weight for each row.
+    uint32_t row_sources;
+    // 1: by expert, outputs have m_indices.
+    uint32_t m_indices;
 } ferry_config;
 
 // Sizes of a plan, for each rank.
@@ -711,6 +744,9 @@ typedef struct {
     uint64_t max_sms;
     // Bytes from one row of a view to the next, a multiple of 128.
     uint64_t view_row_stride;
+    // Number of which the rows of outputs, and the first row of each group, are a multiple: expert_alignment,
+    // in blockwise FP8 at least 4; 1 if rows are not received by expert.
+    uint64_t row_alignment;
 } ferry_plan_info;
 
 // Device addresses of the working memory of a rank's kernels, for a debugger or a tool that copies device

@@ -2,7 +2,8 @@
 
 use ferry::{
     CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    DispatchTensors, Plan, ScaleLayout, ScaleTensor, Tensor, TensorLayout, TokenFormat,
+    DispatchTensors, Plan, ReceiveLayout, ScaleLayout, ScaleTensor, Tensor, TensorLayout,
+    TokenFormat,
 };
 
 use crate::status::Failure;
@@ -69,26 +70,41 @@ pub struct ferry_dispatch_output {
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     pub row_scales: ferry_tensor,
     /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
-    /// group is an expert of this rank; a shared expert is the first group. Blockwise FP8 pads each group to
-    /// a multiple of 4 rows, which count here; combine does not read padding rows. Never above the capacity.
+    /// group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a
+    /// multiple of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above
+    /// the capacity.
     pub row_offsets: ferry_tensor,
     /// FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     /// g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     pub expert_ids: ferry_tensor,
     /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
-    /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    /// each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
-    /// -1 and -1 in rows without a token.
+    /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before each
+    /// dispatch to tell these apart. In layouts other than by expert: each row's source rank and token, -1
+    /// and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
+    /// source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
+    /// those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank;
+    /// with skip_a2a all rows' source is this rank.
     pub src_info: ferry_tensor,
     /// [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
     /// top-k slot, from 0; -1 in other slots and in rows without a token.
     pub ids: ferry_tensor,
-    /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1.
+    /// FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1. By expert with
+    /// ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0
+    /// in rows without a token.
     pub weights: ferry_tensor,
     /// FERRY_I32 [ranks], if not by expert: rows from each source rank.
     pub source_counts: ferry_tensor,
-    /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert.
+    /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
+    /// ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
     pub expert_counts: ferry_tensor,
+    /// FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one
+    /// of each group, without padding.
+    pub row_ends: ferry_tensor,
+    /// FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
+    pub m_indices: ferry_tensor,
+    /// FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's
+    /// block, in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    pub source_ranges: ferry_tensor,
 }
 sized!(ferry_dispatch_output, 736);
 
@@ -106,10 +122,10 @@ pub struct ferry_combine_input {
     /// over this rank's experts, each output times its weight; rows without a token are not read.
     pub expert_rows: ferry_tensor,
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
-    /// of a token are not summed.
+    /// of a token are not summed. Padded blocks need it in exact mode.
     pub topk_weights: ferry_tensor,
     /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    /// router's.
+    /// router's. Padded blocks need it in reduced mode.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,
@@ -179,6 +195,9 @@ impl ferry_dispatch_output {
                 weights: self.weights.get("weights")?,
                 source_counts: self.source_counts.get("source_counts")?,
                 expert_counts: self.expert_counts.get("expert_counts")?,
+                row_ends: self.row_ends.get("row_ends")?,
+                m_indices: self.m_indices.get("m_indices")?,
+                source_ranges: self.source_ranges.get("source_ranges")?,
             })
         }
     }
@@ -203,6 +222,9 @@ impl ferry_dispatch_output {
             weights: some(&layout.weights),
             source_counts: some(&layout.source_counts),
             expert_counts: some(&layout.expert_counts),
+            row_ends: some(&layout.row_ends),
+            m_indices: some(&layout.m_indices),
+            source_ranges: some(&layout.source_ranges),
         }
     }
 
@@ -229,6 +251,9 @@ impl ferry_dispatch_output {
             weights: optional(output.weights.as_ref()),
             source_counts: optional(output.source_counts.as_ref()),
             expert_counts: optional(output.expert_counts.as_ref()),
+            row_ends: optional(output.row_ends.as_ref()),
+            m_indices: optional(output.m_indices.as_ref()),
+            source_ranges: optional(output.source_ranges.as_ref()),
         }
     }
 }
@@ -261,7 +286,9 @@ impl ScaleKind {
 fn kind_of_scales(plan: &Plan) -> ScaleKind {
     let config = plan.config();
     match ScaleKind::of(config.format) {
-        ScaleKind::Transposed if config.receive.keeps_rows() && !config.transposed_scales => {
+        ScaleKind::Transposed
+            if config.receive != ReceiveLayout::ByExpert && !config.transposed_scales =>
+        {
             ScaleKind::RowMajor
         }
         kind => kind,

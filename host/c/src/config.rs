@@ -61,6 +61,8 @@ pub enum ferry_receive_layout {
     FERRY_RECEIVE_STRIDED = 2,
     /// Rows are copied to a tensor of yours without gaps.
     FERRY_RECEIVE_COMPACT = 3,
+    /// Rows by expert, each expert's in a block of ranks * max_tokens_per_rank rows.
+    FERRY_RECEIVE_PADDED = 4,
 }
 
 /// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
@@ -104,17 +106,30 @@ pub struct ferry_config {
     /// 1: kernels are compiled for this shape when the communicator is made.
     pub specialise: u32,
     /// 1: kernels with options are loaded too (epilogues, other output types, late weights, tokens counted
-    /// on the device). shared_expert and skip_a2a imply it.
+    /// on the device). shared_expert, skip_a2a, an expert_alignment above 1, clear_padding, row_sources and
+    /// m_indices imply it.
     pub options: u32,
     /// A ferry_receive_layout.
     pub receive: u32,
-    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too.
+    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too;
+    /// in padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     pub transposed_scales: u32,
     /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     pub clear_absent: u32,
     /// 1: combine also returns weights: received_weights of ferry_combine_input to weights of
     /// ferry_combine_output. Only if receive is not by expert.
     pub combine_weights: u32,
+    /// Number of which the first row of each group is a multiple, by expert only: a power of two up to 256. 0
+    /// and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
+    /// row_ends. Exact mode between nodes takes only that of the format.
+    pub expert_alignment: u32,
+    /// 1: dispatch writes zeros to the payload and scales of rows that pad a group, by expert only. Otherwise
+    /// they keep their bits.
+    pub clear_padding: u32,
+    /// 1: by expert, src_info has a third column and outputs have a weight for each row.
+    pub row_sources: u32,
+    /// 1: by expert, outputs have m_indices.
+    pub m_indices: u32,
 }
 sized!(ferry_config, 88);
 
@@ -148,6 +163,13 @@ impl ferry_config {
             transposed_scales: flag("config->transposed_scales", self.transposed_scales)?,
             clear_absent: flag("config->clear_absent", self.clear_absent)?,
             combine_weights: flag("config->combine_weights", self.combine_weights)?,
+            expert_alignment: match self.expert_alignment {
+                0 => sizes.expert_alignment,
+                given => number(given.into()),
+            },
+            clear_padding: flag("config->clear_padding", self.clear_padding)?,
+            row_sources: flag("config->row_sources", self.row_sources)?,
+            m_indices: flag("config->m_indices", self.m_indices)?,
             ..sizes
         })
     }
@@ -250,9 +272,10 @@ mod tests {
             (FERRY_RECEIVE_VIEW, ReceiveLayout::View),
             (FERRY_RECEIVE_STRIDED, ReceiveLayout::Strided),
             (FERRY_RECEIVE_COMPACT, ReceiveLayout::Compact),
+            (FERRY_RECEIVE_PADDED, ReceiveLayout::Padded),
         ] {
             assert_eq!(receive_layout(number as u32).unwrap(), layout);
         }
-        assert!(receive_layout(4).is_err());
+        assert!(receive_layout(5).is_err());
     }
 }

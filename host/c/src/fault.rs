@@ -71,6 +71,8 @@ pub enum ferry_region {
     FERRY_REGION_LAST_LAUNCH = 11,
     /// The caller's x_scales.
     FERRY_REGION_INPUT_SCALES = 12,
+    /// An expert's block of the caller's output tensors; the index is the expert's id.
+    FERRY_REGION_EXPERT_BLOCK = 13,
 }
 
 /// A kernel.
@@ -248,6 +250,7 @@ const fn region(region: Region) -> ferry_region {
         Region::ScaleBlocks => FERRY_REGION_SCALE_BLOCKS,
         Region::LastLaunch => FERRY_REGION_LAST_LAUNCH,
         Region::InputScales => FERRY_REGION_INPUT_SCALES,
+        Region::ExpertBlock => FERRY_REGION_EXPERT_BLOCK,
     }
 }
 

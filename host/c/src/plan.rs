@@ -49,6 +49,9 @@ pub struct ferry_plan_info {
     pub max_sms: u64,
     /// Bytes from one row of a view to the next, a multiple of 128.
     pub view_row_stride: u64,
+    /// Number of which the rows of outputs, and the first row of each group, are a multiple:
+    /// expert_alignment, in blockwise FP8 at least 4; 1 if rows are not received by expert.
+    pub row_alignment: u64,
 }
 sized!(ferry_plan_info, 64);
 
@@ -156,6 +159,7 @@ pub unsafe extern "C" fn ferry_plan_query(
             max_scale_blocks_distinct: plan.max_scale_blocks_distinct() as u64,
             max_sms: plan.max_sms().unwrap_or(0).into(),
             view_row_stride: plan.view_row_stride(),
+            row_alignment: plan.row_alignment().into(),
         };
         // SAFETY: the rule of pointers.
         unsafe { write(info, "info", known) }

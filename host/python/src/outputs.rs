@@ -37,5 +37,8 @@ pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<Di
         weights: of(given.weights.as_ref())?,
         source_counts: of(given.source_counts.as_ref())?,
         expert_counts: of(given.expert_counts.as_ref())?,
+        row_ends: of(given.row_ends.as_ref())?,
+        m_indices: of(given.m_indices.as_ref())?,
+        source_ranges: of(given.source_ranges.as_ref())?,
     })
 }

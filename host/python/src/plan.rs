@@ -98,6 +98,12 @@ impl Plan {
         self.plan.max_rows_distinct()
     }
 
+    /// Number of which the rows of outputs, and the first row of each group, are a multiple.
+    #[getter]
+    fn row_alignment(&self) -> u32 {
+        self.plan.row_alignment()
+    }
+
     /// Bytes from one row of a :class:`ferry_ep.View` to the next, a multiple of 128.
     #[getter]
     fn view_row_stride(&self) -> u64 {
@@ -316,6 +322,12 @@ fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
         skip_a2a: reader.flag("skip_a2a")?,
         specialise: reader.flag("specialise")?,
         options: reader.flag("options")?,
+        expert_alignment: reader
+            .field("expert_alignment", "it must be a power of two, 1 to 256")?
+            .unwrap_or(1),
+        clear_padding: reader.flag("clear_padding")?,
+        row_sources: reader.flag("row_sources")?,
+        m_indices: reader.flag("m_indices")?,
         ..sizes
     };
     let mut broken = reader.broken;

@@ -54,7 +54,7 @@ impl DispatchOutput {
         Ok(())
     }
 
-    fn written(&self) -> [Named; 11] {
+    fn written(&self) -> [Named; 14] {
         let tensors = self.tensors();
         tensors.named().map(|(name, tensor)| {
             let extent = tensor.map(|tensor| Extent {

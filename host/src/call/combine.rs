@@ -5,7 +5,7 @@ use std::fmt::Display;
 use bytemuck::Zeroable;
 use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, CombineWith, Common, EpilogueWords, OutputElement,
-    ReturnedRows,
+    ReceiveLayout, ReturnedRows,
 };
 
 use super::{CombineInput, CombineOutput, address_or_none};
@@ -72,7 +72,7 @@ impl CombineInput {
             topk_weights: address_or_none(self.topk_weights),
             combined: combined.address(),
             // Positions below this index the staging too, which has no more rows than can come.
-            row_capacity: (capacity as u64).min(plan.shape().max_rows() + plan.max_shared_rows()),
+            row_capacity: (capacity as u64).min(plan.max_positions()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
         self.require_apart(output)?;
@@ -196,6 +196,13 @@ impl CombineInput {
                 require_field(name, true, keeps_rows, "receive", config.receive)?;
                 tensor.require(name, [tokens, config.hidden], Element::BF16_ROW)?;
             }
+        }
+        if config.receive == ReceiveLayout::Padded {
+            let (name, weights) = match config.combine {
+                CombineMode::Reduced => ("row_weights", self.row_weights.is_some()),
+                CombineMode::Exact => ("topk_weights", self.topk_weights.is_some()),
+            };
+            require_field(name, weights, true, "receive", config.receive)?;
         }
         if self.row_weights.is_some() {
             require_field("row_weights", true, !keeps_rows, "receive", config.receive)?;

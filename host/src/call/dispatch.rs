@@ -2,8 +2,8 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::{
-    Common, DispatchArgs, DispatchOptions, DispatchWith, EncodedInput, ReceivedRows, TokenFormat,
-    scale_placement,
+    Common, DispatchArgs, DispatchOptions, DispatchWith, EncodedInput, GroupTables, ReceivedRows,
+    TokenFormat, scale_placement,
 };
 
 use super::{DispatchInput, DispatchOutput, address_or_none};
@@ -11,6 +11,7 @@ use crate::call::scales::{ScaleAddresses, ScaleTensor};
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
+use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -185,6 +186,9 @@ impl DispatchOutput {
             weights: None,
             source_counts: None,
             expert_counts: None,
+            row_ends: None,
+            m_indices: None,
+            source_ranges: None,
         }
     }
 
@@ -201,6 +205,13 @@ impl DispatchOutput {
                 field: "rows",
                 value: rows.to_string(),
                 rule,
+            }));
+        }
+        if plan.counts_groups() && !rows.is_multiple_of(plan.row_alignment() as usize) {
+            return Err(Error::Capacity(Problem {
+                field: "rows",
+                value: rows.to_string(),
+                rule: plan.multiple(),
             }));
         }
         let (form, shape) = (plan.scale_form(), plan.shape());
@@ -248,17 +259,39 @@ impl DispatchOutput {
         };
         let options = DispatchOptions {
             shared_of: plan.shared_of(),
-            rows: ReceivedRows {
-                ids: address_or_none(self.ids),
-                weights: address_or_none(self.weights),
-                of_source: address_or_none(self.source_counts),
-                of_expert: address_or_none(self.expert_counts),
-                ..with.options.rows
-            },
-            ..with.options
+            ..self.tables(with.options, plan)
         };
         require_room_for_shared(&args, &options)?;
         Ok(DispatchWith { args, options })
+    }
+
+    /// `options`, with the tables of rows that stay as they came, or of those by expert.
+    fn tables(&self, options: DispatchOptions, plan: &Plan) -> DispatchOptions {
+        let (weights, of_expert) = (
+            address_or_none(self.weights),
+            address_or_none(self.expert_counts),
+        );
+        let config = plan.config();
+        if config.receive.keeps_rows() {
+            let rows = ReceivedRows {
+                ids: address_or_none(self.ids),
+                weights,
+                of_source: address_or_none(self.source_counts),
+                of_expert,
+                ..options.rows
+            };
+            return DispatchOptions { rows, ..options };
+        }
+        let groups = GroupTables {
+            counts: of_expert,
+            ends: address_or_none(self.row_ends),
+            weights,
+            m_indices: address_or_none(self.m_indices),
+            ranges: address_or_none(self.source_ranges),
+            clears_padding: config.clear_padding.into(),
+            ..plan.blocks()
+        };
+        DispatchOptions { groups, ..options }
     }
 
     /// Number of rows that fit in the outputs.
@@ -266,6 +299,29 @@ impl DispatchOutput {
         match &self.tokens {
             Some(tokens) => tokens.dims[0],
             None => self.src_info.dims[0],
+        }
+    }
+}
+
+impl Plan {
+    /// Blocks of experts, and places of scales in them, without tables; all zero if there are none.
+    fn blocks(&self) -> GroupTables {
+        let (shape, block) = (self.shape(), self.block_rows() as u32);
+        if block == 0 {
+            return GroupTables::NONE;
+        }
+        let words = shape.scale_words();
+        let (scale_row, scale_stride, scale_block) = match self.scale_form() {
+            // Position `block * expert + row` becomes word `block * words * expert + row`.
+            ScaleForm::TransposedBlocks => (1, block, block.wrapping_mul(words.wrapping_sub(1))),
+            _ => (words, 1, 0),
+        };
+        GroupTables {
+            block,
+            scale_row,
+            scale_stride,
+            scale_block,
+            ..GroupTables::NONE
         }
     }
 }

@@ -75,12 +75,17 @@ pub struct DispatchInput {
 
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
 ///
-/// - [by expert](crate::ReceiveLayout::ByExpert) any number, in blockwise FP8 a multiple of 4, and
+/// - [by expert](crate::ReceiveLayout::ByExpert) any multiple of
+///   [`Plan::row_alignment`](crate::Plan::row_alignment) (1, or 4 in blockwise FP8, or
+///   [`expert_alignment`](crate::Config::expert_alignment)), and
 ///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are
 ///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
 /// - for compact rows any number, likewise;
 /// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
-///   max_tokens_per_rank`.
+///   max_tokens_per_rank`, and for padded blocks as many for each local expert.
+///
+/// [Padded blocks](crate::guide::receive) have the tensors of rows by expert: local expert `e` has the rows
+/// from `e * ranks * max_tokens_per_rank` on.
 ///
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
 /// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
@@ -101,7 +106,8 @@ pub struct DispatchOutput {
     /// twice. With a [shared expert](crate::Config::shared_expert) this rank's own tokens precede them, in
     /// their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of the
     /// tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): row `t` is token `start + t`. Rows from
-    /// `row_offsets[groups]` on, and those that pad a group, are not written.
+    /// `row_offsets[groups]` on are not written, nor are those that pad a group, unless
+    /// [`clear_padding`](crate::Config::clear_padding) makes them zeros.
     ///
     /// Strided and compact: a row for each source rank and token. Rows without a token are not written, or
     /// zeros with [`clear_absent`](crate::Config::clear_absent). View: `None`, as rows stay in the window
@@ -115,18 +121,24 @@ pub struct DispatchOutput {
     /// where it lies in each row.
     pub row_scales: Option<Tensor<1>>,
     /// u32 `[groups + 1]` ([`Plan::groups`](crate::Plan::groups)), by expert only: the first row of each
-    /// group, and the end of the last. A group is a local expert; with a shared expert, that is the first
-    /// group, and local expert `e` is group `e + 1`. Blockwise FP8 pads every group to a multiple of 4 rows.
-    /// Never above `capacity`: if more rows arrive, groups end with the last row that fits, and the groups
-    /// after it are empty.
+    /// group, and the end of the last, with padding. Group `g` has the rows `row_offsets[g]..row_offsets[g +
+    /// 1]`, of which the last ones may pad it: both are multiples of
+    /// [`Plan::row_alignment`](crate::Plan::row_alignment). A group is a local expert; with a shared expert,
+    /// that is the first group, and local expert `e` is group `e + 1`. Fused SiLU takes these offsets and
+    /// computes padding rows, too. Never above `capacity`: if more rows arrive, groups end with the last row
+    /// that fits, and the groups after it are empty.
     pub row_offsets: Option<Tensor<1>>,
     /// i32 `[groups]`, by expert only: `0, 1, ..`, the number of each group of rows, for grouped matrix
     /// multiplications that take one.
     pub expert_ids: Option<Tensor<1>>,
     /// i32 `[capacity, 2]`. By expert: each row's token on its source rank, and its top-k slot there. Not
-    /// written for the shared expert's rows and for rows that pad a group. Neither the source rank
-    /// nor a group's number of rows without padding is available. In other layouts: each row's source rank
-    /// and token, -1 and -1 in rows without a token.
+    /// written for the shared expert's rows and for rows without a token. In other layouts: each row's source
+    /// rank and token, -1 and -1 in rows without a token.
+    ///
+    /// By expert with [`row_sources`](crate::Config::row_sources), i32 `[capacity, 3]`: each row's source
+    /// rank, token and top-k slot. Of the shared expert's rows this rank, the token and -1; -1 three times in
+    /// rows without a token: those that pad a group, and all from `row_offsets[groups]` on. With
+    /// [`skip_a2a`](crate::Config::skip_a2a) the source rank is this one.
     pub src_info: Tensor<2>,
     /// `[capacity, top_k]` of the type of the call's `topk_ids`, not by expert: the local expert of each
     /// top-k slot, `0..local_experts`; -1 in slots of other ranks' experts, in slots that are not routed, and
@@ -134,13 +146,29 @@ pub struct DispatchOutput {
     pub ids: Option<Tensor<2>>,
     /// f32 `[capacity, top_k]`, not by expert: the router's weights of the slots of `ids` that are not -1,
     /// and +0 in all others. 1 if the source gave no `topk_weights`. A weight whose bits are all ones arrives
-    /// as `0xfffffffe`.
+    /// as `0xfffffffe`, if it travels.
+    ///
+    /// By expert with [`row_sources`](crate::Config::row_sources), f32 `[capacity, 1]`: the router's weight
+    /// of each row, 1 for the shared expert's rows, and +0 in rows without a token.
     pub weights: Option<Tensor<2>>,
     /// i32 `[ranks]`, not by expert: the number of rows from each source rank in these outputs.
     pub source_counts: Option<Tensor<1>>,
     /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
     /// lists an expert twice counts twice.
+    ///
+    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, and in padded blocks,
+    /// i32 `[groups]`: the number of rows of each group in these outputs, without padding.
     pub expert_counts: Option<Tensor<1>>,
+    /// u32 `[groups]`, where there are `expert_counts` of groups: the row after the last one of each group,
+    /// without padding, `row_offsets[g] + expert_counts[g]`.
+    pub row_ends: Option<Tensor<1>>,
+    /// i32 `[capacity]`, with [`m_indices`](crate::Config::m_indices): the group of each row, and -1 in rows
+    /// without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's contiguous
+    /// layout takes it, with an alignment of 128.
+    pub m_indices: Option<Tensor<1>>,
+    /// i64 `[local_experts, ranks]`, of padded blocks only: the rows of each source rank in each expert's
+    /// block, in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    pub source_ranges: Option<Tensor<2>>,
 }
 
 /// A rank's inputs of a combine.

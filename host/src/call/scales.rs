@@ -77,6 +77,17 @@ impl ScaleTensor {
                 }
                 Ok(at(scales.at.address()))
             }
+            (Some(Self::Transposed(scales)), ScaleForm::TransposedBlocks) => {
+                // `experts` blocks.
+                countable_rows(shape, capacity)?;
+                let block = capacity.checked_div(experts).unwrap_or(0);
+                scales.require(
+                    "scales",
+                    [experts * groups, block],
+                    Element::row(DataType::F32),
+                )?;
+                Ok(at(scales.at.address()))
+            }
             (Some(Self::RowMajor(scales)), ScaleForm::RowMajor) => {
                 countable_rows(shape, capacity)?;
                 scales.require("scales", [capacity, groups], Element::word(byte))?;

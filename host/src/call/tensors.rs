@@ -38,6 +38,12 @@ pub struct DispatchTensors<T> {
     pub source_counts: Option<T>,
     /// Value for [`DispatchOutput::expert_counts`].
     pub expert_counts: Option<T>,
+    /// Value for [`DispatchOutput::row_ends`].
+    pub row_ends: Option<T>,
+    /// Value for [`DispatchOutput::m_indices`].
+    pub m_indices: Option<T>,
+    /// Value for [`DispatchOutput::source_ranges`].
+    pub source_ranges: Option<T>,
 }
 
 /// A tensor without gaps that is not allocated yet.
@@ -76,11 +82,14 @@ impl<T> DispatchTensors<T> {
             weights: self.weights.map(&mut map).transpose()?,
             source_counts: self.source_counts.map(&mut map).transpose()?,
             expert_counts: self.expert_counts.map(&mut map).transpose()?,
+            row_ends: self.row_ends.map(&mut map).transpose()?,
+            m_indices: self.m_indices.map(&mut map).transpose()?,
+            source_ranges: self.source_ranges.map(&mut map).transpose()?,
         })
     }
 
     /// Every tensor's name, and its value if it is present, in the order of the fields.
-    pub fn named(&self) -> [(&'static str, Option<&T>); 11] {
+    pub fn named(&self) -> [(&'static str, Option<&T>); 14] {
         [
             ("tokens", self.tokens.as_ref()),
             ("scales", self.scales.as_ref()),
@@ -93,6 +102,9 @@ impl<T> DispatchTensors<T> {
             ("weights", self.weights.as_ref()),
             ("source_counts", self.source_counts.as_ref()),
             ("expert_counts", self.expert_counts.as_ref()),
+            ("row_ends", self.row_ends.as_ref()),
+            ("m_indices", self.m_indices.as_ref()),
+            ("source_ranges", self.source_ranges.as_ref()),
         ]
     }
 
@@ -161,6 +173,9 @@ impl DispatchOutput {
             weights: self.weights.as_ref().map(AnyTensor::natural),
             source_counts: self.source_counts.as_ref().map(AnyTensor::natural),
             expert_counts: self.expert_counts.as_ref().map(AnyTensor::natural),
+            row_ends: self.row_ends.as_ref().map(AnyTensor::natural),
+            m_indices: self.m_indices.as_ref().map(AnyTensor::natural),
+            source_ranges: self.source_ranges.as_ref().map(AnyTensor::natural),
         }
     }
 
@@ -206,6 +221,24 @@ impl DispatchOutput {
             "expert_counts",
             wanted.expert_counts.map(natural),
             self.expert_counts,
+            plan,
+        )?;
+        fits(
+            "row_ends",
+            wanted.row_ends.map(natural),
+            self.row_ends,
+            plan,
+        )?;
+        fits(
+            "m_indices",
+            wanted.m_indices.map(natural),
+            self.m_indices,
+            plan,
+        )?;
+        fits(
+            "source_ranges",
+            wanted.source_ranges.map(pairs),
+            self.source_ranges,
             plan,
         )
     }
@@ -301,6 +334,10 @@ impl Plan {
             ScaleForm::Transposed { .. } => {
                 Some(ScaleTensor::Transposed(tensor(element, [of_row, rows])))
             }
+            ScaleForm::TransposedBlocks => {
+                let dims = [self.local_experts() * of_row, self.block_rows()];
+                Some(ScaleTensor::Transposed(tensor(element, dims)))
+            }
             ScaleForm::RowMajor => Some(ScaleTensor::RowMajor(tensor(element, [rows, of_row]))),
             ScaleForm::Tiled => Some(ScaleTensor::Tiled {
                 scales: tensor(element, [scale_blocks, of_row / 4, 32, 4, 4]),
@@ -318,7 +355,19 @@ impl Plan {
             DataType::I32
         };
         let slots = [rows, config.top_k];
-        let counts = |count| keeps_rows.then(|| tensor(DataType::I32, [count]));
+        let weights = match (keeps_rows, config.row_sources) {
+            (false, false) => None,
+            (false, true) => Some(tensor(DataType::F32, [rows, 1])),
+            (true, _) => Some(tensor(DataType::F32, slots)),
+        };
+        let sources = if config.row_sources { 3 } else { 2 };
+        let counts = |count| tensor(DataType::I32, [count]);
+        let counts_groups = self.counts_groups();
+        let experts = if keeps_rows {
+            self.local_experts()
+        } else {
+            groups
+        };
         DispatchOutput {
             tokens: copied
                 .then(|| tensor(DataType::of_tokens(config.format), [rows, config.hidden])),
@@ -326,11 +375,17 @@ impl Plan {
             row_scales: has_row_scale.then(|| tensor(DataType::Bf16, [rows])),
             row_offsets: by_expert(tensor(DataType::U32, [groups + 1])),
             expert_ids: by_expert(tensor(DataType::I32, [groups])),
-            src_info: tensor(DataType::I32, [rows, 2]),
+            src_info: tensor(DataType::I32, [rows, sources]),
             ids: of_rows(tensor(id, slots)),
-            weights: of_rows(tensor(DataType::F32, slots)),
-            source_counts: counts(self.ranks() as usize),
-            expert_counts: counts(self.local_experts()),
+            weights,
+            source_counts: keeps_rows.then(|| counts(self.ranks() as usize)),
+            expert_counts: (keeps_rows || counts_groups).then(|| counts(experts)),
+            row_ends: counts_groups.then(|| tensor(DataType::U32, [groups])),
+            m_indices: config.m_indices.then(|| tensor(DataType::I32, [rows])),
+            source_ranges: (self.block_rows() > 0).then(|| {
+                let dims = [self.local_experts(), self.ranks() as usize];
+                tensor(DataType::I64, dims)
+            }),
         }
     }
 }
@@ -375,6 +430,9 @@ impl DispatchOutput {
             weights: none.weights.map(|of| placed(of, at.weights)),
             source_counts: none.source_counts.map(|of| placed(of, at.source_counts)),
             expert_counts: none.expert_counts.map(|of| placed(of, at.expert_counts)),
+            row_ends: none.row_ends.map(|of| placed(of, at.row_ends)),
+            m_indices: none.m_indices.map(|of| placed(of, at.m_indices)),
+            source_ranges: none.source_ranges.map(|of| placed(of, at.source_ranges)),
         };
         output.check(plan)?;
         Ok(output)

@@ -111,7 +111,9 @@ impl Communicator {
         let source_counts = of(HostCounts::source(0), shape.ranks);
         let expert_counts = of(HostCounts::expert(shape, 0), shape.local_experts());
         let tokens = words[HostCounts::TOKENS as usize] as usize;
-        let capacity = if plan.config().receive.keeps_rows() {
+        let capacity = if plan.block_rows() > 0 {
+            Capacity::max(plan)
+        } else if plan.config().receive.keeps_rows() {
             Capacity {
                 rows: match plan.config().receive {
                     ReceiveLayout::Compact => source_counts.iter().map(|&rows| rows as usize).sum(),

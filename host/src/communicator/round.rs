@@ -1,7 +1,7 @@
 //! The calls of a round, in order.
 
 use bytemuck::Zeroable;
-use ferry_layout::{DispatchOptions, DispatchWith, GiveUpArgs, Kernel};
+use ferry_layout::{DispatchOptions, DispatchWith, GiveUpArgs, Kernel, ReceiveLayout};
 
 use crate::call::combine::Returned;
 use crate::call::dispatch::Received;
@@ -283,7 +283,10 @@ impl Communicator {
         self.require_round("give_up", Round::Dispatched)?;
         let config = self.plan.config();
         let args = Args::GiveUp(GiveUpArgs {
-            layout: config.receive.number().into(),
+            layout: match config.receive {
+                ReceiveLayout::Padded => ReceiveLayout::ByExpert.number().into(),
+                layout => layout.number().into(),
+            },
             is_local: config.skip_a2a.into(),
             common: self.common,
             ..GiveUpArgs::zeroed()

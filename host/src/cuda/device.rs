@@ -195,6 +195,15 @@ unsafe impl Device for CudaDevice {
         Ok(unsafe { DevicePtr::new(at, bytes) })
     }
 
+    fn free_memory(&self) -> Result<Option<u64>, Error> {
+        let _current = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are live integers.
+        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        check_about("cuMemGetInfo", code, || self.core.name.clone())?;
+        Ok(Some(free as u64))
+    }
+
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
         let _current = self.enter()?;
         // SAFETY: `alloc` got `at` from the driver, and nothing uses it any more: documented on

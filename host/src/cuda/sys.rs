@@ -282,6 +282,7 @@ driver_functions! {
     ) -> Code;
     pub(crate) fn cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize) -> Code;
     pub(crate) fn cuMemFree_v2(at: CUdeviceptr) -> Code;
+    pub(crate) fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code;
     pub(crate) fn cuMemGetAddressRange_v2(
         base: *mut CUdeviceptr,
         bytes: *mut usize,

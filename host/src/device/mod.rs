@@ -130,6 +130,10 @@ pub unsafe trait Device: Send + Sync {
     /// Allocates `bytes` bytes of device memory, not cleared. Synchronizes: if ranks share a GPU, perhaps
     /// with kernels of other ranks, see [`free`](Self::free).
     fn alloc(&self, bytes: u64) -> Result<DevicePtr, Error>;
+    /// Bytes of device memory that are free; `None` if that is not known.
+    fn free_memory(&self) -> Result<Option<u64>, Error> {
+        Ok(None)
+    }
     /// Frees memory of [`alloc`](Self::alloc). Synchronizes: if ranks share a GPU, also with kernels of
     /// other ranks, which may wait for a launch that this thread has yet to make, until their deadline. So
     /// free between rounds.

@@ -9,12 +9,14 @@ use crate::plan::scale_form::ScaleForm;
 
 /// Capacity of the outputs of a dispatch on one rank.
 ///
-/// Views and strided rows have exactly [`Plan::max_rows`] rows, one for each source rank and token. For
+/// Views and strided rows have exactly [`Plan::max_rows`] rows, one for each source rank and token, and so
+/// have padded blocks, for each local expert. For
 /// compact rows any number will do: if more come, the first ones are kept
 /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Number of rows, including those that pad experts. In blockwise FP8 by expert a multiple of 4. For
+    /// Number of rows, including those that pad experts. By expert a multiple of
+    /// [`Plan::row_alignment`]: of 4 in blockwise FP8, or of [`expert_alignment`](crate::Config). For
     /// transposed scales of compact rows it need not be one, but TMA takes only such tensors.
     pub rows: usize,
     /// Number of blocks of 128 rows of [tiled scales](crate::ScaleTensor::Tiled): at least 1 if there are
@@ -28,7 +30,10 @@ pub struct Capacity {
 impl Capacity {
     /// Capacity of `rows` rows, and of the most blocks that they can take: each group begins a block.
     pub const fn of_rows(plan: &Plan, rows: usize) -> Self {
-        let blocks = scale_placement::max_blocks(rows as u64, plan.groups() as u32);
+        let blocks = match plan.block_rows() {
+            0 => scale_placement::max_blocks(rows as u64, plan.groups() as u32),
+            _ => plan.max_scale_blocks() as u64,
+        };
         Self {
             rows,
             scale_blocks: blocks as usize,
@@ -70,11 +75,7 @@ impl Capacity {
             return refused("rows", self.rows, rule);
         }
         if !self.rows.is_multiple_of(alignment as usize) {
-            let rule = format!(
-                "it must be a multiple of {alignment} in {:?}",
-                shape.format()
-            );
-            return refused("rows", self.rows, rule);
+            return refused("rows", self.rows, plan.multiple());
         }
         if plan.scale_form() == ScaleForm::Tiled && self.scale_blocks == 0 && self.rows > 0 {
             let rule = format!("{} rows take at least 1 block of scales", self.rows);
@@ -82,6 +83,7 @@ impl Capacity {
         }
         match plan.scale_form() {
             ScaleForm::None | ScaleForm::Transposed { .. } => Ok(()),
+            ScaleForm::TransposedBlocks => countable_rows(shape, self.rows),
             ScaleForm::RowMajor => countable_rows(shape, self.rows),
             ScaleForm::Tiled => countable_blocks(shape, self.scale_blocks),
         }
@@ -89,15 +91,30 @@ impl Capacity {
 }
 
 impl Plan {
+    /// The rule that outputs break whose rows are no multiple of the alignment.
+    pub(crate) fn multiple(&self) -> String {
+        let (alignment, config) = (self.row_alignment(), self.config());
+        if self.counts_groups() {
+            let given = config.expert_alignment;
+            return format!("it must be a multiple of {alignment}, as expert_alignment is {given}");
+        }
+        format!(
+            "it must be a multiple of {alignment} in {:?}",
+            config.format
+        )
+    }
+
     /// The rule that outputs of `rows` rows break, if rows have fixed places.
     pub(crate) fn fixed_rows(&self, rows: usize) -> Option<String> {
         let receive = self.config().receive;
-        let is_fixed = matches!(receive, ReceiveLayout::View | ReceiveLayout::Strided);
-        (is_fixed && rows != self.max_rows()).then(|| {
-            format!(
-                "receive is {receive}, with {} rows: ranks * max_tokens_per_rank",
-                self.max_rows()
-            )
+        let of_each = match receive {
+            ReceiveLayout::View | ReceiveLayout::Strided => "",
+            ReceiveLayout::Padded => "local experts * ",
+            ReceiveLayout::ByExpert | ReceiveLayout::Compact => return None,
+        };
+        let most = self.max_rows();
+        (rows != most).then(|| {
+            format!("receive is {receive}, with {most} rows: {of_each}ranks * max_tokens_per_rank")
         })
     }
 }

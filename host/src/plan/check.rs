@@ -14,6 +14,8 @@ use crate::plan::config::Config;
 pub(super) const MAX_HIDDEN: usize = 1 << 20;
 /// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
 pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
+/// Largest [`Config::expert_alignment`](crate::Config::expert_alignment).
+pub const MAX_EXPERT_ALIGNMENT: usize = 256;
 /// Longest deadline: a day.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -117,8 +119,20 @@ pub(super) fn check_sizes(
         max_tokens_per_rank,
         "it must be at least 1",
     );
-    let rows =
-        u128::from(ranks) * max_tokens_per_rank as u128 * top_k.min(u32::MAX as usize) as u128;
+    let tokens = u128::from(ranks) * max_tokens_per_rank as u128;
+    let rows = tokens * top_k.min(u32::MAX as usize) as u128;
+    if config.receive == ReceiveLayout::Padded {
+        let all = tokens * local_experts as u128;
+        problems.require(
+            all <= MAX_ROWS,
+            "max_tokens_per_rank",
+            max_tokens_per_rank,
+            format_args!(
+                "local experts * ranks * max_tokens_per_rank is {all}, and at most {MAX_ROWS} rows can be \
+                 counted"
+            ),
+        );
+    }
     let (all, of) = most_rows(rows, local_experts, config);
     problems.require(
         all <= MAX_ROWS,
@@ -143,9 +157,12 @@ pub(super) fn check_sizes(
 
 /// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
 fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
-    let alignment = match config.receive.keeps_rows() {
-        true => 1,
-        false => u128::from(config.format.sizes().row_alignment),
+    let alignment = match config.receive {
+        ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Compact => 1,
+        ReceiveLayout::ByExpert | ReceiveLayout::Padded => {
+            u128::from(config.format.sizes().row_alignment)
+                .max(config.expert_alignment.min(MAX_EXPERT_ALIGNMENT) as u128)
+        }
     };
     let padding = local_experts as u128 * (alignment - 1);
     let routed = (routed + padding).next_multiple_of(alignment);
@@ -213,6 +230,15 @@ pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
     for (is_set, rule) in excluded {
         problems.require(!(keeps_rows && is_set), "receive", receive, rule);
     }
+    let padded = receive == ReceiveLayout::Padded;
+    for (is_set, field) in [
+        (config.shared_expert, "shared_expert"),
+        (config.skip_a2a, "skip_a2a"),
+    ] {
+        let rule =
+            format!("{field} is true, and a padded block is of a local expert whose rows travel");
+        problems.require(!(padded && is_set), "receive", receive, rule);
+    }
     let fp8 = TokenFormat::BlockwiseFp8;
     let needed = [
         (
@@ -222,7 +248,7 @@ pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
         ),
         (
             "transposed_scales",
-            config.transposed_scales && !keeps_rows,
+            config.transposed_scales && receive == ReceiveLayout::ByExpert,
             format!("receive is {receive}, where the scales of {fp8} are transposed anyway"),
         ),
         (
@@ -241,6 +267,80 @@ pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
     for (field, is_wrong, rule) in needed {
         problems.require(!is_wrong, field, true, rule);
     }
+}
+
+/// Checks the alignment of experts, and the fields about padding and rows by expert.
+pub(super) fn check_alignment(problems: &mut Problems, ranks: u32, config: &Config) {
+    let (given, receive) = (config.expert_alignment, config.receive);
+    let is_valid = given.is_power_of_two() && given <= MAX_EXPERT_ALIGNMENT;
+    problems.require(
+        is_valid,
+        "expert_alignment",
+        given,
+        format_args!("it must be a power of two, 1 to {MAX_EXPERT_ALIGNMENT}"),
+    );
+    let keeps_rows = receive.keeps_rows();
+    let (aligns, padded) = (given > 1, receive == ReceiveLayout::Padded);
+    let by_expert = [
+        (
+            "expert_alignment",
+            given.to_string(),
+            aligns && (keeps_rows || padded),
+        ),
+        (
+            "clear_padding",
+            true.to_string(),
+            config.clear_padding && keeps_rows,
+        ),
+        (
+            "row_sources",
+            true.to_string(),
+            config.row_sources && keeps_rows,
+        ),
+        (
+            "m_indices",
+            true.to_string(),
+            config.m_indices && keeps_rows,
+        ),
+    ];
+    for (field, value, is_wrong) in by_expert {
+        problems.require(
+            !is_wrong,
+            field,
+            value,
+            format_args!("receive is {receive}, and only rows by expert take it"),
+        );
+    }
+    let of_format = config.format.sizes().row_alignment as usize;
+    problems.require(
+        !config.clear_padding || keeps_rows || padded || given.max(of_format) > 1,
+        "clear_padding",
+        true,
+        "expert_alignment is 1, so that no row pads an expert",
+    );
+    let spans_nodes = !config.skip_a2a
+        && config
+            .p2p_world_size
+            .is_some_and(|size| size < ranks as usize);
+    let is_staged = spans_nodes && config.combine == CombineMode::Exact;
+    problems.require(
+        !(padded && is_staged),
+        "receive",
+        receive,
+        format_args!(
+            "combine is exact and p2p_world_size below the {ranks} ranks: rows between nodes are then staged \
+             by their number, for which blocks leave no room"
+        ),
+    );
+    problems.require(
+        !(is_valid && given > of_format && is_staged),
+        "expert_alignment",
+        given,
+        format_args!(
+            "combine is exact and p2p_world_size below the {ranks} ranks: rows between nodes are then staged \
+             by their number, which may be at most that of an alignment of {of_format}"
+        ),
+    );
 }
 
 pub(super) fn check_behaviour(problems: &mut Problems, config: &Config) {

@@ -20,7 +20,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 /// ```
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
-/// `specialise`, `options`, `transposed_scales`, `clear_absent`, which layout keeps rows if `receive` does,
+/// `specialise`, `options`, `transposed_scales`, `clear_absent`, `clear_padding`, `row_sources`,
+/// `m_indices`, which layout keeps rows if `receive` does,
 /// and, without `skip_a2a`, `shared_expert`;
 /// [`Communicator::new`](crate::Communicator::new) compares.
 ///
@@ -45,8 +46,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 ///
 /// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
 /// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
-/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `view`, `strided`
-/// or `compact`.
+/// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `padded`, `view`,
+/// `strided` or `compact`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -73,14 +74,16 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
-    /// Layout of the rows that dispatch leaves on the experts' rank. All but
-    /// [`ByExpert`](ReceiveLayout::ByExpert) keep one row for each (source rank, token), and combine takes
-    /// one row for each. They exclude `skip_a2a`, `shared_expert`, exact mode and tiled scales. [Which layout
-    /// do I want](crate::guide::receive) has a picture of each.
+    /// Layout of the rows that dispatch leaves on the experts' rank. [`ByExpert`](ReceiveLayout::ByExpert)
+    /// and [`Padded`](ReceiveLayout::Padded) have a row for each assignment. All others keep one row for each
+    /// (source rank, token), and combine takes one row for each; they exclude `skip_a2a`, `shared_expert`,
+    /// exact mode and tiled scales. Padded blocks exclude `skip_a2a` and `shared_expert`, and exact mode
+    /// between nodes. [Which layout do I want](crate::guide::receive) has a picture of each.
     #[cfg_attr(feature = "serde", serde(default))]
     pub receive: ReceiveLayout,
     /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
-    /// rows as they came, rather than `[rows, hidden / 128]`. By expert they always are, and this is false.
+    /// rows as they came, rather than `[rows, hidden / 128]`; in padded blocks, whether each block's are
+    /// transposed. By expert they always are, and this is false.
     #[cfg_attr(feature = "serde", serde(default))]
     pub transposed_scales: bool,
     /// Whether dispatch writes zeros to the payload and scales of rows without a token, in
@@ -141,10 +144,39 @@ pub struct Config {
     pub specialise: bool,
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
-    /// without. A [shared expert](Self::shared_expert) and [`skip_a2a`](Self::skip_a2a) imply
-    /// it. Without effect in other [layouts](Self::receive) than by expert, whose kernels take options.
+    /// without. A [shared expert](Self::shared_expert), [`skip_a2a`](Self::skip_a2a), an
+    /// [`expert_alignment`](Self::expert_alignment) above 1, [`clear_padding`](Self::clear_padding),
+    /// [`row_sources`](Self::row_sources) and [`m_indices`](Self::m_indices) imply it. Without effect in
+    /// other [layouts](Self::receive) than by expert, whose kernels take options.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
+    /// Number of which each group's first row is a multiple, by expert only: a power of two, 1 to
+    /// [`MAX_EXPERT_ALIGNMENT`](crate::MAX_EXPERT_ALIGNMENT). Rows between a group's last one and the next
+    /// group's first one pad the group. Blockwise FP8 aligns groups to 4 rows in any case. Above 1, outputs
+    /// have [`expert_counts`](crate::DispatchOutput::expert_counts) and
+    /// [`row_ends`](crate::DispatchOutput::row_ends), too. [The guide](crate::guide::receive) has a picture.
+    /// Exact mode between nodes takes only that of the format.
+    #[cfg_attr(feature = "serde", serde(default = "no_alignment"))]
+    pub expert_alignment: usize,
+    /// Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
+    /// Otherwise they keep their bits.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub clear_padding: bool,
+    /// Whether [`src_info`](crate::DispatchOutput::src_info) has a source rank for each row, and outputs have
+    /// its router's weight ([`weights`](crate::DispatchOutput::weights)), by expert only. In other layouts
+    /// they always do.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub row_sources: bool,
+    /// Whether outputs have the group of each row ([`m_indices`](crate::DispatchOutput::m_indices)), by
+    /// expert only.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub m_indices: bool,
+}
+
+/// The alignment of [`Config::new`].
+#[cfg(feature = "serde")]
+const fn no_alignment() -> usize {
+    1
 }
 
 /// The deadline of [`Config::new`].
@@ -156,7 +188,8 @@ impl Config {
     /// These sizes, with the defaults: all ranks on one node, [`TokenFormat::Bf16`],
     /// [`CombineMode::Reduced`], rows by expert, no shared expert, a deadline of 10 seconds, no debug checks,
     /// all multiprocessors, tokens that travel (`skip_a2a` is false), the kernels for every shape
-    /// (`specialise` is false), and none with options.
+    /// (`specialise` is false), none with options, no alignment of experts beyond the format's, and no tables
+    /// of padding and rows.
     pub const fn new(
         experts: usize,
         top_k: usize,
@@ -182,6 +215,10 @@ impl Config {
             skip_a2a: false,
             specialise: false,
             options: false,
+            expert_alignment: 1,
+            clear_padding: false,
+            row_sources: false,
+            m_indices: false,
         }
     }
 }

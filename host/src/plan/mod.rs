@@ -6,14 +6,15 @@ pub(crate) mod config;
 pub(crate) mod scale_form;
 
 use ferry_layout::{
-    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, Shape, SharedTokens, Window,
-    Workspace, scale_placement,
+    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, ReceiveLayout, Shape,
+    SharedTokens, Window, Workspace, scale_placement,
 };
 
 use crate::error::{Error, PlanError};
 use crate::group::Group;
 use crate::plan::check::{
-    Problems, check_behaviour, check_nodes, check_receive, check_routing, check_sizes,
+    Problems, check_alignment, check_behaviour, check_nodes, check_receive, check_routing,
+    check_sizes,
 };
 use crate::plan::config::Config;
 
@@ -69,6 +70,7 @@ impl Plan {
         );
         check_nodes(&mut problems, ranks, reaches_other_nodes, &config);
         check_receive(&mut problems, &config);
+        check_alignment(&mut problems, ranks, &config);
         check_behaviour(&mut problems, &config);
         if !problems.0.is_empty() {
             return Err(PlanError {
@@ -141,20 +143,22 @@ impl Plan {
     }
 
     /// Most rows that a dispatch can bring to one rank: `ranks * max_tokens_per_rank * top_k` (with
-    /// [`skip_a2a`](Config::skip_a2a) those of one rank, since all have the same tokens), and in
-    /// blockwise FP8 up to 3 rows of padding for each local expert, rounded up to a multiple of 4, as its
-    /// transposed scales need. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
+    /// [`skip_a2a`](Config::skip_a2a) those of one rank, since all have the same tokens), and up to
+    /// [`row_alignment`](Self::row_alignment)` - 1` rows of padding for each local expert, rounded up to a
+    /// multiple of the alignment. With a [shared expert](Config::shared_expert) `max_tokens_per_rank` more
     /// (with `skip_a2a` this rank's part of them), rounded up likewise. Output tensors with this
     /// capacity are never too small.
     ///
-    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding.
+    /// `ranks * max_tokens_per_rank` if rows [stay as they came](Config::receive), without padding, and as
+    /// many for each local expert in padded blocks.
     pub const fn max_rows(&self) -> usize {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
         }
-        let alignment = self.row_alignment() as u64;
-        let routed = self.shape.max_rows().next_multiple_of(alignment);
-        (routed + self.max_shared_rows()) as usize
+        if self.block_rows() > 0 {
+            return self.local_experts() * self.source_counts();
+        }
+        (self.max_routed_rows() + self.max_shared_rows()) as usize
     }
 
     /// [`max_rows`](Self::max_rows) if the experts of each token differ, as those of a top-k do. Then
@@ -166,13 +170,15 @@ impl Plan {
     /// (-1 names none) or because two logical experts of a token are one physical expert. Rows that do not
     /// fit are then left out, with a fault ([`FaultKind::OutputTooSmall`](crate::FaultKind)).
     ///
-    /// The same as `max_rows` if rows [stay as they came](Config::receive).
+    /// The same as `max_rows` if rows [stay as they came](Config::receive), and in padded blocks.
     pub const fn max_rows_distinct(&self) -> usize {
         if self.config.receive.keeps_rows() {
             return self.source_counts();
         }
-        let alignment = self.row_alignment() as u64;
-        let routed = self.shape.max_rows_distinct().next_multiple_of(alignment);
+        if self.block_rows() > 0 {
+            return self.local_experts() * self.source_counts();
+        }
+        let routed = self.padded_rows(self.shape.max_rows_distinct());
         (routed + self.max_shared_rows()) as usize
     }
 
@@ -181,13 +187,43 @@ impl Plan {
         self.shape.ranks as usize * self.shape.max_tokens_per_rank as usize
     }
 
-    /// Number of which rows of outputs, and each expert's, are a multiple: 1 if rows stay as they came.
-    pub(crate) const fn row_alignment(&self) -> u32 {
-        if self.config.receive.keeps_rows() {
-            1
-        } else {
-            self.shape.row_alignment()
+    /// Number of which the rows of a dispatch's outputs, and the first row of each group, are a multiple:
+    /// [`Config::expert_alignment`], in blockwise FP8 at least 4. 1 if rows [stay as they
+    /// came](Config::receive).
+    pub const fn row_alignment(&self) -> u32 {
+        if self.config.receive.keeps_rows() || self.block_rows() > 0 {
+            return 1;
         }
+        // At most 256: `check_alignment`.
+        let (wanted, format) = (
+            self.config.expert_alignment as u32,
+            self.shape.row_alignment(),
+        );
+        if wanted > format { wanted } else { format }
+    }
+
+    /// Rows of each expert's block; 0 if experts have no [padded blocks](Config::receive).
+    pub(crate) const fn block_rows(&self) -> usize {
+        match self.config.receive {
+            ReceiveLayout::Padded => self.source_counts(),
+            _ => 0,
+        }
+    }
+
+    /// Most routed rows with padding, rounded up to the alignment, if without the format's padding `routed`
+    /// rows may come.
+    const fn padded_rows(&self, routed: u64) -> u64 {
+        let (alignment, format) = (
+            self.row_alignment() as u64,
+            self.shape.row_alignment() as u64,
+        );
+        let padding = self.shape.local_experts() as u64 * (alignment - format);
+        (routed + padding).next_multiple_of(alignment)
+    }
+
+    /// Most routed rows with padding: [`max_rows`](Self::max_rows) without those of a shared expert.
+    pub(crate) const fn max_routed_rows(&self) -> u64 {
+        self.padded_rows(self.shape.max_rows())
     }
 
     /// Bytes from one row of a [view](crate::ReceiveLayout::View) to the next: payload, scales, the row's own
@@ -219,7 +255,19 @@ impl Plan {
             receive,
             ..
         } = self.config;
-        options || shared_expert || skip_a2a || receive.keeps_rows()
+        let has_tables = self.counts_groups() || self.pads_or_describes();
+        options || shared_expert || skip_a2a || receive.keeps_rows() || has_tables
+    }
+
+    /// Whether outputs by expert have the number of rows of each group, and their ends.
+    pub(crate) const fn counts_groups(&self) -> bool {
+        self.config.expert_alignment > 1 || self.block_rows() > 0
+    }
+
+    /// Whether dispatch by expert writes padding, or an entry for each row beside those of every dispatch.
+    const fn pads_or_describes(&self) -> bool {
+        let config = &self.config;
+        config.clear_padding || config.row_sources || config.m_indices
     }
 
     /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
@@ -229,6 +277,17 @@ impl Plan {
             (true, false) => 1,
             (true, true) => self.ranks,
         }
+    }
+
+    /// Most positions of rows that a combine reads.
+    pub(crate) const fn max_positions(&self) -> u64 {
+        if self.block_rows() > 0 {
+            return self.max_rows() as u64;
+        }
+        // None of rows that stay as they came.
+        let more = (self.row_alignment()).saturating_sub(self.shape.row_alignment());
+        let padding = more as u64 * self.shape.local_experts() as u64;
+        self.shape.max_rows() + padding + self.max_shared_rows()
     }
 
     /// Most rows of the shared expert, including those that pad the group; 0 without one.
@@ -258,9 +317,14 @@ impl Plan {
 
     /// Most blocks for `routed` routed rows and those of the shared expert.
     const fn scale_blocks_of(&self, routed: u64) -> usize {
-        let routed = scale_placement::max_blocks(routed, self.shape.local_experts());
+        let of_block = self.block_rows() as u64;
+        if of_block > 0 {
+            let blocks = of_block.div_ceil(scale_placement::BLOCK_ROWS as u64);
+            return self.local_experts() * blocks as usize;
+        }
+        let routed = max_blocks(routed, self.shape.local_experts(), self.row_alignment());
         // The shared expert's rows begin a block of their own.
-        let shared = scale_placement::max_blocks(self.max_shared_rows(), 1);
+        let shared = scale_placement::blocks(self.max_shared_rows() as u32) as u64;
         (routed + shared) as usize
     }
 
@@ -276,7 +340,11 @@ impl Plan {
 
     /// Kernel arguments that follow from the plan; all others are zero.
     pub(crate) fn common(&self) -> Common {
-        Common::with(&self.shape, self.config.combine_weights)
+        let common = Common::with(&self.shape, self.config.combine_weights);
+        Common {
+            row: common.row.aligned(self.row_alignment()),
+            ..common
+        }
     }
 
     /// Fingerprint of everything that ranks must agree on.
@@ -297,6 +365,18 @@ impl Plan {
     }
 }
 
+/// Most blocks of tiled scales that `rows` rows of `experts` experts can take, if each expert's rows, with
+/// padding, are a multiple of `alignment`. Up to a block's rows, padding takes no block of its own.
+const fn max_blocks(rows: u64, experts: u32, alignment: u32) -> u64 {
+    if alignment <= scale_placement::BLOCK_ROWS {
+        return scale_placement::max_blocks(rows, experts);
+    }
+    let experts = experts as u64;
+    let begun = if experts < rows { experts } else { rows };
+    let of_alignment = (alignment / scale_placement::BLOCK_ROWS) as u64;
+    (begun + (rows - begun) / alignment as u64) * of_alignment
+}
+
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
@@ -304,3 +384,7 @@ mod tests;
 #[cfg(test)]
 #[path = "receive_tests.rs"]
 mod receive_tests;
+
+#[cfg(test)]
+#[path = "alignment_tests.rs"]
+mod alignment_tests;

@@ -268,7 +268,7 @@ fn the_guide_says_what_outputs_of_each_layout_take() {
                 let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
                 grouped(layout.iter().map(|tensor| tensor.bytes).sum())
             };
-            let [by_expert, view, strided, compact] = ReceiveLayout::ALL.map(bytes);
+            let [by_expert, view, strided, compact, _] = ReceiveLayout::ALL.map(bytes);
             assert_eq!(strided, compact);
             let tokens = grouped(tokens as u64);
             let row = format!(

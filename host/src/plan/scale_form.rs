@@ -13,6 +13,8 @@ pub(crate) enum ScaleForm {
     Transposed {
         multiple: usize,
     },
+    /// Transposed, for each expert's block of rows by itself.
+    TransposedBlocks,
     RowMajor,
     Tiled,
 }
@@ -34,7 +36,7 @@ impl ScaleForm {
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::None => "no scales",
-            Self::Transposed { .. } => "transposed scales",
+            Self::Transposed { .. } | Self::TransposedBlocks => "transposed scales",
             Self::Tiled => "tiled scales",
             Self::RowMajor => "row-major scales",
         }
@@ -48,6 +50,9 @@ impl Plan {
         let by_expert = ScaleForm::of_format(config.format);
         match (config.receive, by_expert) {
             (ReceiveLayout::ByExpert, form) => form,
+            (ReceiveLayout::Padded, ScaleForm::Transposed { .. }) if config.transposed_scales => {
+                ScaleForm::TransposedBlocks
+            }
             // The number of rows is the user's, or follows from the plan.
             _ if config.transposed_scales => ScaleForm::Transposed { multiple: 1 },
             (ReceiveLayout::View, _) => ScaleForm::None,

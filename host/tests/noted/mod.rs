@@ -29,6 +29,8 @@ pub struct Notes {
     pub rank_1_says: Mutex<Vec<u64>>,
     pub next: Mutex<u64>,
     pub refuse_alloc: bool,
+    /// Bytes of memory that are free, if that is known.
+    pub free_memory: Option<u64>,
     /// Communicators that a graph in the making holds, if there is one.
     pub graph: Mutex<Option<Held>>,
     /// Whether others capture the launches.
@@ -85,6 +87,9 @@ unsafe impl Device for NotedDevice {
         } else {
             Ok(self.0.address())
         }
+    }
+    fn free_memory(&self) -> Result<Option<u64>, Error> {
+        Ok(self.0.free_memory)
     }
     unsafe fn free(&self, _at: DevicePtr) -> Result<(), Error> {
         self.0.note("free");

@@ -28,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod combine;
 mod combine_rows;
 mod compare;
@@ -49,6 +50,7 @@ mod testing;
 pub mod text;
 pub mod workload;
 
+pub use aligned::{AlignedRows, Room, align};
 pub use combine::{CombineMode, combine, round_to_bf16};
 pub use combine_rows::{combine_rows, combine_weights};
 pub use compare::{Difference, first_difference};

@@ -154,6 +154,7 @@ fn bytes(share: &Problem, format: TokenFormat) -> [u64; 2] {
         rows += slots;
     }
     let layout = Layout {
+        blocks: None,
         format,
         hidden: share.hidden,
         capacity: Capacity {

@@ -69,6 +69,7 @@ pub fn measure(rig: &Rig, hbm_gb_per_s: f64) -> Result<Vec<SiluTime>> {
             activation,
         };
         let layout = Layout {
+            blocks: None,
             format,
             hidden: COLUMNS,
             capacity: Capacity {

@@ -77,12 +77,12 @@ impl MemoryTraffic {
         let output = bytes_of_output_row(shape);
         // Rows that are read where they came, and rows of the outputs, which are expert rows of combine.
         let (read, rows) = match receive {
-            ReceiveLayout::ByExpert => (received(&once), received(&each)),
+            ReceiveLayout::ByExpert | ReceiveLayout::Padded => (received(&once), received(&each)),
             ReceiveLayout::View => (0, 0),
             ReceiveLayout::Strided | ReceiveLayout::Compact => (received(&once), received(&once)),
         };
         let returned = match receive {
-            ReceiveLayout::ByExpert => received(&each),
+            ReceiveLayout::ByExpert | ReceiveLayout::Padded => received(&each),
             _ => received(&once),
         };
         Self {

@@ -25,7 +25,7 @@ use super::on_devices::{self, Case, Devices};
 use crate::formats::Layout;
 use crate::rig::{self, factors};
 use crate::verify::{
-    Compared, Contents, Oracle, POISON, Placement, RankOutputs, Received, compare_rows,
+    Compared, Contents, Oracle, POISON, Placement, RankOutputs, Received, Tables, compare_rows,
 };
 
 const HIDDEN: usize = 256;
@@ -187,6 +187,7 @@ impl Memory {
         let scales = rows.scales.as_ref().map(bytes_of).transpose()?;
         let received = Received {
             layout: Layout {
+                blocks: None,
                 format,
                 hidden: HIDDEN,
                 capacity,
@@ -198,6 +199,7 @@ impl Memory {
             row_offsets: (rows.row_offsets.as_ref().expect(by_expert)).to_vec1()?,
             expert_ids: (rows.expert_ids.as_ref().expect(by_expert)).to_vec1()?,
             src_info: pairs(&rows.src_info.flatten_all()?.to_vec1()?),
+            tables: Tables::default(),
         };
         let last = self.framed.dim(0)? - 1;
         let beyond = [0, last].map(|row| bytes_of(&self.framed.narrow(0, row, 1)?));

@@ -1,5 +1,6 @@
 //! Shapes, routings, formats and modes, split and fused.
 
+mod described;
 mod encoded;
 
 use anyhow::{Context, Result};
@@ -11,7 +12,7 @@ use super::{Outcome, Suite};
 use crate::formats::{Given, Strides};
 use crate::group::{GroupKind, open};
 use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
-use crate::verify::{Compared, Oracle};
+use crate::verify::{Compared, Groups, Oracle};
 use ferry_reference::Problem;
 
 /// Least hidden size for which kernels are compiled for some of the shapes.
@@ -46,6 +47,8 @@ struct Case {
     given: Given,
     /// Places of their scales, if they are encoded.
     strides: Strides,
+    /// Padding and tables of rows by expert.
+    groups: Groups,
 }
 
 /// Tokens of the ranks.
@@ -94,6 +97,7 @@ const fn row(
         transposed: false,
         given: Given::Bf16,
         strides: Strides::RowMajor,
+        groups: Groups::NONE,
     }
 }
 
@@ -287,7 +291,11 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     });
     let plain = CASES.into_iter().chain(on_few).chain(without_weights);
     let by_expert = plain.chain(with_shared_expert(ranks)).chain(at_once);
-    by_expert.chain(of_rows()).chain(encoded::cases())
+    let described = described::aligned_cases().chain(described::padded_cases());
+    by_expert
+        .chain(of_rows())
+        .chain(described)
+        .chain(encoded::cases())
 }
 
 /// A round's problem. All weights are 1 if dispatch is given none.
@@ -384,7 +392,8 @@ fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
         ways.truncate(2);
     }
     // Rows that stay apart are not added to.
-    ways.retain(|&(_, weights, _)| weights || !case.shared);
+    let is_padded = case.receive == ReceiveLayout::Padded;
+    ways.retain(|&(_, weights, _)| weights || !(case.shared || is_padded));
     ways
 }
 
@@ -405,25 +414,31 @@ fn run_case(
         .map(|round| problem(suite, case, ranks, round))
         .collect();
     let scale = factors(experts, 0);
-    let compared = Compared {
-        given: case.given,
-        ..Compared::with_shared(case.shared)
-    };
-    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
-    let oracles: Vec<_> = problems.iter().map(oracle).collect();
-    let sizes = Config {
+    let sizes = case.groups.put(Config {
         format: case.format,
         shared_expert: case.shared,
         receive: case.receive,
         transposed_scales: case.transposed,
         options: case.given.is_encoded() && !case.receive.keeps_rows(),
         ..Config::new(experts, top_k, hidden, most)
+    });
+    let compared = Compared {
+        given: case.given,
+        ..Compared::of(&sizes)
     };
+    let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
+    let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
     let keeps_rows = case.receive.keeps_rows();
     for (combine, weights, split) in ways(case, large || far) {
+        let is_padded = case.receive == ReceiveLayout::Padded;
+        let is_staged = combine == CombineMode::Exact && p2p_world_size < ranks;
+        if is_staged && (is_padded || sizes.expert_alignment > 1) {
+            // Rows between nodes are staged by number.
+            continue;
+        }
         // Kernels compiled for one case serve others, with fewer tokens than planned.
-        let planned = if hidden >= SPECIALISED_HIDDEN {
+        let planned = if hidden >= SPECIALISED_HIDDEN && !is_padded {
             most.next_multiple_of(128)
         } else {
             most

@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use super::stored::{Stored, Tensors, bytes_of};
-use super::{encoded, rows};
+use super::{encoded, groups, rows};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
 use crate::verify::{Contents, RankOutputs, Received};
@@ -296,7 +296,6 @@ pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> 
 /// Outputs of a dispatch by expert, with their names.
 fn tensors_by_expert(received: &Received, settings: &Settings) -> Vec<(&'static str, Stored)> {
     let rows = rows(received);
-    let info = bytes_of(received.src_info[..rows].as_flattened(), i32::to_le_bytes);
     let words = |words: &[u32]| {
         let bytes = bytes_of(words, u32::to_le_bytes);
         (Dtype::U32, vec![words.len()], bytes)
@@ -309,8 +308,8 @@ fn tensors_by_expert(received: &Received, settings: &Settings) -> Vec<(&'static 
             "expert_ids",
             (Dtype::I32, vec![received.expert_ids.len()], ids),
         ),
-        ("src_info", (Dtype::I32, vec![rows, 2], info)),
     ];
+    all.extend(groups::tables(received, rows, &settings.config));
     let format = settings.config.format;
     if format.sizes().group > 0 {
         all.push(("scales", scales(received)));

@@ -45,6 +45,7 @@ fn args(output: PathBuf) -> ReplayArgs {
         transposed_scales: false,
         clear_absent: false,
         pass_through: None,
+        groups: GroupFlags::default(),
         all_at_once: false,
         counts: false,
         give_up: false,

@@ -15,7 +15,7 @@ use super::settings::Settings;
 use super::specials;
 use super::tensors::HALVES;
 use crate::formats::{self, Given, Strides};
-use crate::verify::Compared;
+use crate::verify::{Compared, Groups};
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -100,6 +100,8 @@ pub struct Case {
     pub given: Given,
     /// Places of their scales, if they are encoded.
     pub strides: Strides,
+    /// Values of the plan's configuration about padding and rows by expert.
+    pub groups: Groups,
 }
 
 impl Case {
@@ -146,6 +148,7 @@ impl Case {
             given_up: 0,
             given: Given::Bf16,
             strides: Strides::RowMajor,
+            groups: Groups::NONE,
         }
     }
 
@@ -233,7 +236,7 @@ impl Case {
         tokens: usize,
         dice: &mut Dice,
     ) -> Capacity {
-        let alignment = self.format.sizes().row_alignment as usize;
+        let alignment = Groups::of(&self.config()).alignment_in(self.format);
         let mut shared = 0;
         if self.shared_expert {
             // The host asks for room for all rows of `x`.
@@ -245,13 +248,17 @@ impl Case {
             };
             shared = rows.next_multiple_of(alignment);
             let more = self.counted.unwrap_or(0);
-            needed.rows += more;
-            needed.scale_blocks += more.div_ceil(128);
+            needed.rows += more.next_multiple_of(alignment);
+            needed.scale_blocks += more.next_multiple_of(alignment).div_ceil(128);
+        }
+        if self.receive == ReceiveLayout::Padded {
+            // Blocks have all their rows.
+            return needed;
         }
         if self.short {
             return short_of(needed, shared, alignment, dice);
         }
-        let rows = formats::with_spare_rows(needed, self.format, self.spare_rows);
+        let rows = formats::with_spare_rows(needed, alignment, self.spare_rows);
         Capacity {
             scale_blocks: needed.scale_blocks + self.spare_rows,
             ..rows
@@ -271,7 +278,7 @@ impl Case {
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied().unwrap_or(0);
         let needs_options = self.counted.is_some() || self.gives_encoded();
-        Config {
+        self.with_groups(Config {
             p2p_world_size: (!self.skip_a2a).then_some(self.p2p_world_size),
             format: self.format,
             combine: self.how.mode(),
@@ -292,14 +299,25 @@ impl Case {
                 self.hidden,
                 self.rows(most.max(self.most_tokens)).max(1),
             )
+        })
+    }
+
+    /// The configuration with padding and tables as far as it takes them.
+    fn with_groups(&self, config: Config) -> Config {
+        let spans_nodes = !self.skip_a2a && self.p2p_world_size < self.ranks;
+        let mut groups = self.groups;
+        if spans_nodes && config.combine == CombineMode::Exact {
+            // Rows are staged by their number.
+            groups.alignment = 1;
         }
+        groups.put(config)
     }
 
     /// Extent of a comparison, and the settings of the compared rounds.
     pub fn compared(&self) -> Compared {
         Compared {
             given: self.given,
-            ..Compared::with_shared(self.shared_expert)
+            ..Compared::of(&self.config())
         }
     }
 

@@ -1,12 +1,14 @@
 //! Cases whose every parameter comes from a seed.
 
-use ferry::{ScaleLayout, TokenFormat};
+use ferry::{ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::case::Case;
 use super::dice::Dice;
 use super::inputs::Return;
+use super::options::Options;
 use crate::formats::{Given, Strides};
+use crate::verify::Groups;
 
 /// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
 /// three rounds.
@@ -60,6 +62,7 @@ pub fn any_case(seed: u64) -> Case {
         given_up: given_up(seed),
         given: given(seed),
         strides: strides(seed),
+        groups: groups(seed),
         ..Case::small(seed)
     }
 }
@@ -99,6 +102,52 @@ pub(super) fn strides(seed: u64) -> Strides {
     Dice::new(seed ^ 0x7374_7269).pick(&all)
 }
 
+/// A case of padded blocks: [`any_case`] without what they exclude, with weights that are given to combine.
+pub fn padded_case(seed: u64) -> Case {
+    let case = any_case(seed);
+    let mut dice = Dice::new(seed ^ 0x7061_6464);
+    let how = dice.pick(&[Return::Reduced, Return::Reduced, Return::Exact]);
+    let options = Options {
+        row_weights: how == Return::Reduced,
+        ..Options::any(seed)
+    };
+    let expert = dice.below(case.experts);
+    Case {
+        receive: ReceiveLayout::Padded,
+        transposed_scales: case.format == TokenFormat::BlockwiseFp8 && dice.below(2) == 0,
+        routing: match dice.below(4) {
+            // More rows for an expert than its block holds.
+            0 => Routing::AllToOne { expert },
+            _ => case.routing.clone(),
+        },
+        // Between nodes, exact mode stages rows by their number.
+        p2p_world_size: match how {
+            Return::Reduced => case.p2p_world_size,
+            _ => case.ranks,
+        },
+        finish: (how == Return::Reduced || dice.below(2) == 0).then_some(options),
+        options: true,
+        shared_expert: false,
+        how,
+        ..case
+    }
+}
+
+/// Draws padding and tables of rows by expert, apart from all else: none in half of the cases.
+pub(super) fn groups(seed: u64) -> Groups {
+    let mut dice = Dice::new(seed ^ 0x6772_6f75);
+    if dice.below(2) == 0 {
+        return Groups::NONE;
+    }
+    Groups {
+        alignment: dice.pick(&[1, 2, 4, 8, 16, 64, 128, 256]),
+        clears_padding: dice.below(2) == 0,
+        row_sources: dice.below(2) == 0,
+        m_indices: dice.below(2) == 0,
+        padded: 0,
+    }
+}
+
 /// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
 pub fn local_case(seed: u64) -> Case {
     let (mut dice, mut machine) = (Dice::new(seed), Dice::new(!seed));
@@ -130,6 +179,7 @@ pub fn local_case(seed: u64) -> Case {
         given_up: given_up(seed),
         given: given(seed),
         strides: strides(seed),
+        groups: groups(seed),
         warps: 1 + machine.below(8) as u32,
         stall_one_in: machine.pick(&[0, 8, 64]),
         ..Case::small(seed)

@@ -12,7 +12,7 @@ use super::inputs::{Return, factors};
 use super::options::{Options, Subject};
 use super::specials;
 use crate::formats::Encoded;
-use crate::verify::{Compared, Oracle, Placement, without_overflow};
+use crate::verify::{Compared, Groups, Oracle, Placement, within_blocks, without_overflow};
 
 /// Outcome that a round must have, on the ranks that are compared.
 pub struct Expected {
@@ -25,6 +25,8 @@ pub struct Expected {
     pub wanted: Vec<Vec<u8>>,
     /// Everything else, if rows stay as they came.
     pub rows: Option<ExpectedRows>,
+    /// First expert of each rank whose block does not hold all of its rows, and their number.
+    pub above_blocks: Vec<Option<(usize, usize)>>,
 }
 
 /// Tokens of which each has a result, and the experts that they go to.
@@ -104,8 +106,18 @@ impl Expected {
             true => specials::arrived(problem),
             false => problem.clone(),
         };
+        let config = case.config();
+        let (problem, above_blocks) = match Groups::of(&config).block(case.ranks) {
+            None => (problem.clone(), vec![None; case.ranks]),
+            Some(block) => within_blocks(problem, block),
+        };
+        let problem = &problem;
         let scale = factors(case.experts, round);
-        let compared = case.compared();
+        let compared = Compared {
+            // In exact mode combine's weights count.
+            is_unweighted: case.skip_a2a && case.how != Return::Reduced,
+            ..case.compared()
+        };
         let here = case.experts / case.ranks;
         let share = |rank: usize| {
             let all = Problem {
@@ -138,6 +150,7 @@ impl Expected {
             capacities: vec![Capacity::default(); case.ranks],
             wanted: vec![Vec::new(); case.ranks],
             rows: None,
+            above_blocks,
         };
         if case.receive.keeps_rows() {
             expected.work_out_rows(problem, round, &scale);
@@ -246,6 +259,10 @@ impl Expected {
         if let Some(rows) = &self.rows {
             let (sent, held) = rows.lacks(rank)?;
             return Some((Region::Output, sent, held));
+        }
+        if let Some((_, rows)) = self.above_blocks[rank] {
+            let block = Groups::of(&self.case.config()).block(self.case.ranks);
+            return Some((Region::ExpertBlock, rows, block.unwrap_or(0)));
         }
         let (oracle, index) = self.oracle(rank);
         let (needed, given) = (oracle.placement(index).capacity(), self.capacities[rank]);

@@ -204,7 +204,7 @@ impl LocalRank {
     /// too. `shared`: the shared expert's factor.
     pub(super) fn answer_received(&self, scale: &[f32], shared: Option<f32>) -> Result<(), Error> {
         let (output, hidden) = (&self.slots[0].output, self.settings.config.hidden);
-        let received = Received::download(&*self.device, output, TokenFormat::Bf16)?;
+        let received = Received::download(&*self.device, output, &self.settings.config)?;
         let (offsets, mut rows) = (received.row_offsets, elements(&received.tokens));
         let local_experts = offsets.len() - 1 - usize::from(shared.is_some());
         let factors = shared.iter().chain(&scale[self.number() * local_experts..]);

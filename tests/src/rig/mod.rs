@@ -34,7 +34,7 @@ mod tensors;
 pub use {
     case::Case,
     dice::Dice,
-    draw::{any_case, gpu_case, inline_case, local_case},
+    draw::{any_case, gpu_case, inline_case, local_case, padded_case},
     draw_rows::{ROW_FORMATS, ROW_LAYOUTS, any_rows_case, rows_case, some_keep_rows},
     graphs::Graphs,
     options::Options,

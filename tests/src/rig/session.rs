@@ -6,8 +6,8 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, Communicator, DevicePtr, Error, Group, InputFault, Plan, ReceivedCounts, Round,
-    Stream, TokenFormat,
+    Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, Plan,
+    ReceiveLayout, ReceivedCounts, Round, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -130,7 +130,7 @@ impl Session {
             } else {
                 rank.answer(problem, scale, placement)?;
             }
-            if late_weights {
+            if late_weights || takes_weights(config) {
                 rank.give_row_weights(problem, placement)?;
             }
             Ok(())
@@ -427,4 +427,12 @@ pub fn strict(told: Result<Option<InputFault>, Error>) -> Result<(), Error> {
         None => Ok(()),
         Some(InputFault(fault)) => Err(Error::Fault(fault)),
     }
+}
+
+/// Whether combines of a plan are given weights in any case.
+const fn takes_weights(config: &Config) -> bool {
+    matches!(
+        (config.receive, config.combine),
+        (ReceiveLayout::Padded, CombineMode::Reduced)
+    )
 }

@@ -6,7 +6,7 @@ use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
 use crate::formats::{self, Given, INPUT_SCALE, Strides};
-use crate::verify::{Placement, SHARED_FACTOR, largest};
+use crate::verify::{Groups, Placement, SHARED_FACTOR, largest};
 
 /// Purpose of a session.
 #[derive(Clone, Copy, Debug)]
@@ -68,12 +68,13 @@ impl Settings {
     pub fn with_spare(self, rows: usize, scale_blocks: usize) -> Self {
         let has_places = matches!(
             self.config.receive,
-            ReceiveLayout::View | ReceiveLayout::Strided
+            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded
         );
         if has_places {
             return self;
         }
-        let capacity = formats::with_spare_rows(self.capacity, self.config.format, rows);
+        let alignment = Groups::of(&self.config).alignment_in(self.config.format);
+        let capacity = formats::with_spare_rows(self.capacity, alignment, rows);
         Self {
             capacity: Capacity {
                 scale_blocks: capacity.scale_blocks + scale_blocks,

@@ -1,7 +1,9 @@
 //! Extent of a comparison, and the settings of the compared round.
 
+use ferry::Config;
 use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
 
+use super::groups::Groups;
 use super::values::SHARED_FACTOR;
 use crate::formats::{Given, INPUT_SCALE};
 
@@ -21,6 +23,10 @@ pub struct Compared {
     /// Part of the tokens that goes to the shared expert on each rank if nothing travels (index, number of
     /// parts); otherwise all do. In reduced mode, the experts' rank then does not round the sums.
     pub part: Option<(usize, usize)>,
+    /// Padding and tables of rows by expert.
+    pub groups: Groups,
+    /// Whether dispatch is given no weights although the problem has some, as exact mode sums with these.
+    pub is_unweighted: bool,
 }
 
 impl Compared {
@@ -32,12 +38,15 @@ impl Compared {
         given: Given::Bf16,
         shared: None,
         part: None,
+        groups: Groups::NONE,
+        is_unweighted: false,
     };
 
-    /// A whole problem with a shared expert, or without.
-    pub fn with_shared(shared: bool) -> Self {
+    /// A whole problem, in rounds of a plan with this configuration.
+    pub fn of(config: &Config) -> Self {
         Self {
-            shared: shared.then_some(SHARED_FACTOR),
+            shared: config.shared_expert.then_some(SHARED_FACTOR),
+            groups: Groups::of(config),
             ..Self::ALL
         }
     }

@@ -3,19 +3,23 @@
 
 mod compare_rows;
 mod compared;
+mod groups;
 mod mismatch;
 mod oracle;
 mod placement;
 mod received;
 mod rows;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use compared::Compared;
+pub use groups::{Groups, within_blocks};
 pub use mismatch::{Mismatch, compare_rows};
 pub use oracle::Oracle;
 pub use placement::{PlacedRow, Placement, largest, without_overflow};
 pub use received::{Contents, RankOutputs, Received, download, read_view};
 pub use rows::{RowLayout, Rows, Viewed};
+pub use tables::Tables;
 pub use values::{POISON, SHARED_FACTOR};

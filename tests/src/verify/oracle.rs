@@ -4,8 +4,8 @@ use std::thread::ScopedJoinHandle;
 
 use ferry::{CombineMode, TokenFormat};
 use ferry_reference::{
-    Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine, combine_with,
-    dispatch,
+    AlignedRows, Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine,
+    combine_with, dispatch,
 };
 
 use super::compared::Compared;
@@ -13,7 +13,7 @@ use super::mismatch::{Mismatch, Subject};
 use super::placement::{Placement, thin};
 use super::received::{Contents, RankOutputs, Received};
 use super::values::POISON;
-use crate::formats::{self, Encoded, Images};
+use crate::formats::{self, Encoded, Images, Place};
 
 /// Oracle's outcome of a problem: made once, compared with many rounds.
 pub struct Oracle {
@@ -175,6 +175,21 @@ impl Oracle {
         let mut info = vec![[i32::from_le_bytes([POISON; 4]); 2]; capacity.rows];
         let mut wanted = Images::poisoned(layout, POISON);
         wanted.clear_unused(offsets);
+        let full = &self.placements[rank];
+        let aligned = full.aligned(
+            &self.routing,
+            self.compared,
+            self.format,
+            given.layout.capacity,
+        );
+        if self.compared.groups.clears_padding {
+            clear_padding(
+                &mut wanted,
+                &aligned,
+                &formats::first_blocks(offsets),
+                &layout.zeros(),
+            );
+        }
         for row in &placement.rows {
             if row.is_routed() {
                 info[row.position()] = row.info;
@@ -184,8 +199,12 @@ impl Oracle {
                 None => given.copy_row(row.place, &mut wanted),
             }
         }
+        if self.compared.groups.row_sources {
+            info.clear();
+        }
         let found = given.src_info.as_flattened();
         subject("src_info").numbers(info.as_flattened(), found, 2)?;
+        given.tables.verify(rank, &aligned, self.compared.groups)?;
         subject("tokens").numbers(&wanted.tokens, &given.tokens, layout.row_bytes())?;
         let columns = match self.format.scale_layout() {
             None => 4 * capacity.rows.max(1),
@@ -234,6 +253,21 @@ impl Oracle {
     /// Expects a token of rank `source` to arrive like this. All values are compared.
     pub fn expect_arrival(&mut self, source: usize, token: usize, encoded: Encoded) {
         self.encoded[source][token] = encoded;
+    }
+}
+
+/// Clears the rows that pad groups, of outputs whose groups begin at `row_offsets`.
+fn clear_padding(images: &mut Images, aligned: &AlignedRows, blocks: &[usize], zeros: &Encoded) {
+    for &row in &aligned.padding {
+        let after = aligned.row_offsets.iter().skip(1);
+        let group = after.take_while(|&&end| end as usize <= row).count();
+        let start = aligned.row_offsets[group] as usize;
+        let place = Place {
+            start,
+            block: blocks[group],
+            row: row - start,
+        };
+        images.put(place, zeros);
     }
 }
 

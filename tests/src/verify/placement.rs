@@ -2,11 +2,12 @@
 
 use ferry::{Capacity, Config, ScaleLayout, TokenFormat};
 use ferry_reference::{
-    Dispatched, Problem, RankInput, bf16, dispatch, dispatch_with_shared_part, fp8, round_to_bf16,
-    share_of,
+    AlignedRows, Dispatched, Problem, RankInput, Room, align, bf16, dispatch,
+    dispatch_with_shared_part, fp8, round_to_bf16, share_of,
 };
 
 use super::compared::Compared;
+use super::groups::Groups;
 use crate::formats::{self, Place};
 
 /// Places of a rank's rows, whatever their payload.
@@ -18,6 +19,8 @@ pub struct Placement {
     pub row_offsets: Vec<u32>,
     /// Factor of the shared expert, whose group is the first one, if there is one.
     shared: Option<f32>,
+    /// The oracle's dispatch of tokens of one element.
+    pub(super) dispatched: Dispatched,
 }
 
 /// A row.
@@ -63,7 +66,7 @@ impl Placement {
         };
         ranks
             .iter()
-            .map(|rank| Self::of_rank(rank, format, shared))
+            .map(|rank| Self::of_rank(rank, format, compared, problem.ranks))
             .collect()
     }
 
@@ -72,6 +75,7 @@ impl Placement {
     pub fn of_config(problem: &Problem, config: &Config, factor: f32) -> Vec<Self> {
         let compared = Compared {
             shared: config.shared_expert.then_some(factor),
+            groups: Groups::of(config),
             ..Compared::ALL
         };
         if !config.skip_a2a {
@@ -91,8 +95,16 @@ impl Placement {
         (0..ranks).flat_map(of_rank).collect()
     }
 
-    fn of_rank(rank: &Dispatched, format: TokenFormat, shared: Option<f32>) -> Self {
-        let row_offsets = fp8::padded_offsets(&rank.row_offsets, format.sizes().row_alignment);
+    fn of_rank(rank: &Dispatched, format: TokenFormat, compared: Compared, ranks: usize) -> Self {
+        let row_offsets = match compared.groups.block(ranks) {
+            None => {
+                let alignment = compared.groups.alignment_in(format) as u32;
+                fp8::padded_offsets(&rank.row_offsets, alignment)
+            }
+            Some(block) => (0..rank.row_offsets.len())
+                .map(|group| (group * block) as u32)
+                .collect(),
+        };
         let blocks = formats::first_blocks(&row_offsets);
         let mut rows = Vec::with_capacity(rank.src_info.len());
         for (group, pair) in rank.row_offsets.windows(2).enumerate() {
@@ -112,7 +124,8 @@ impl Placement {
         Self {
             rows,
             row_offsets,
-            shared,
+            shared: compared.shared,
+            dispatched: rank.clone(),
         }
     }
 
@@ -130,14 +143,18 @@ impl Placement {
     #[must_use]
     pub fn cut(&self, format: TokenFormat, capacity: Capacity) -> Self {
         let is_tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
-        let has_room = |row: &PlacedRow| {
-            let block = row.place.block + row.place.row / 128;
-            row.position() < capacity.rows && (!is_tiled || block < capacity.scale_blocks)
-        };
         let mut end = self.row_offsets.last().map_or(0, |&end| end as usize);
         end = end.min(capacity.rows);
-        if let Some(first) = self.rows.iter().find(|row| !has_room(row)) {
-            end = end.min(first.position());
+        if is_tiled {
+            // Of rows that pad a group, too, the first one whose block does not fit.
+            let blocks = formats::first_blocks(&self.row_offsets);
+            for (pair, block) in self.row_offsets.windows(2).zip(blocks) {
+                for row in 0..(pair[1] - pair[0]) as usize {
+                    if block + row / 128 >= capacity.scale_blocks {
+                        end = end.min(pair[0] as usize + row);
+                    }
+                }
+            }
         }
         Self {
             rows: self
@@ -150,6 +167,7 @@ impl Placement {
                 .map(|&offset| offset.min(end as u32))
                 .collect(),
             shared: self.shared,
+            dispatched: self.dispatched.clone(),
         }
     }
 
@@ -186,6 +204,33 @@ impl Placement {
             weights[row.position()] = problem.inputs[row.source].topk_weights[slot];
         }
         weights
+    }
+}
+
+impl Placement {
+    /// The oracle's aligned rows of this rank: `problem` has its tokens, whatever their elements.
+    pub(super) fn aligned(
+        &self,
+        problem: &Problem,
+        compared: Compared,
+        format: TokenFormat,
+        capacity: Capacity,
+    ) -> AlignedRows {
+        let end = self.cut(format, capacity).row_offsets.last().copied();
+        let room = Room {
+            alignment: compared.groups.alignment_in(format),
+            capacity: capacity.rows,
+            end: end.unwrap_or(0) as usize,
+            block: compared.groups.block(problem.ranks),
+            local: compared.part.map(|(index, _)| index),
+        };
+        let mut aligned = align(problem, &self.dispatched, room);
+        if compared.is_unweighted {
+            for (weight, group) in aligned.weights.iter_mut().zip(&aligned.m_indices) {
+                *weight = f32::from(*group >= 0);
+            }
+        }
+        aligned
     }
 }
 

@@ -3,12 +3,13 @@
 use bytemuck::Pod;
 use ferry::{
     Capacity, Config, DataType, Device, DevicePtr, DispatchOutput, Error, ReceivedCounts,
-    ScaleTensor, Tensor, TokenFormat, View,
+    ScaleTensor, Tensor, View,
 };
 use ferry_reference::bf16;
 
 use super::rows::{RowLayout, Rows, Viewed};
-use crate::formats::{Images, Layout, Place};
+use super::tables::Tables;
+use crate::formats::{Blocks, Images, Layout, Place};
 
 /// Contents of the outputs of a rank's dispatch: every tensor, all of it.
 #[derive(PartialEq, Eq)]
@@ -27,8 +28,10 @@ pub struct Received {
     pub row_offsets: Vec<u32>,
     /// `[local experts]`.
     pub expert_ids: Vec<i32>,
-    /// `[capacity]`.
+    /// `[capacity]`; empty if rows have a source rank, too.
     pub src_info: Vec<[i32; 2]>,
+    /// Tables that a plan asks for.
+    pub tables: Tables,
 }
 
 /// Contents of the outputs of a rank's dispatch.
@@ -104,7 +107,7 @@ impl Contents {
             let layout = RowLayout::of(config, output.src_info.dims[0]);
             Self::Rows(Rows::download(device, output, layout, viewed)?)
         } else {
-            Self::ByExpert(Received::download(device, output, config.format)?)
+            Self::ByExpert(Received::download(device, output, config)?)
         })
     }
 
@@ -125,7 +128,7 @@ impl Received {
     pub fn download(
         device: &dyn Device,
         output: &DispatchOutput,
-        format: TokenFormat,
+        config: &Config,
     ) -> Result<Self, Error> {
         let (tokens, row_offsets) = (present(output.tokens), present(output.row_offsets));
         let expert_ids = present(output.expert_ids);
@@ -139,8 +142,13 @@ impl Received {
                 (Some(scales.at), Some(offsets), scales.dims[0])
             }
         };
+        let blocks = output.source_ranges.map(|ranges| Blocks {
+            rows: rows / ranges.dims[0],
+            transposed: config.transposed_scales,
+        });
         let layout = Layout {
-            format,
+            format: config.format,
+            blocks,
             hidden,
             capacity: Capacity {
                 rows,
@@ -162,7 +170,11 @@ impl Received {
             row_scales: row_scales.transpose()?.unwrap_or_default(),
             row_offsets: download(device, row_offsets.at, offset_count)?,
             expert_ids: download(device, expert_ids.at, experts)?,
-            src_info: download(device, output.src_info.at, rows)?,
+            src_info: match output.src_info.dims[1] {
+                2 => download(device, output.src_info.at, rows)?,
+                _ => Vec::new(),
+            },
+            tables: Tables::download(device, output)?,
         })
     }
 
@@ -247,4 +259,30 @@ pub fn read_view(device: &dyn Device, view: &View, layout: &RowLayout) -> Result
             layout.row_scale_bytes(),
         )?,
     })
+}
+
+impl Tables {
+    /// Downloads them. Synchronises, but not with other streams.
+    pub fn download(device: &dyn Device, output: &DispatchOutput) -> Result<Self, Error> {
+        let mut tables = Self::default();
+        if let Some(of) = output.expert_counts {
+            tables.expert_counts = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.row_ends {
+            tables.row_ends = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.weights {
+            tables.weights = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.m_indices {
+            tables.m_indices = download(device, of.at, of.elements())?;
+        }
+        if let Some(of) = output.source_ranges {
+            tables.ranges = download(device, of.at, of.elements())?;
+        }
+        if let [rows, 3] = output.src_info.dims {
+            tables.sources = download(device, output.src_info.at, rows)?;
+        }
+        Ok(tables)
+    }
 }

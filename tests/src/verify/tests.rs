@@ -118,7 +118,16 @@ fn every_output_by_expert(received: &mut Received) -> Vec<(&'static str, &mut [u
         row_offsets,
         expert_ids,
         src_info,
+        tables,
     } = received;
+    let Tables {
+        expert_counts,
+        row_ends,
+        sources,
+        weights,
+        m_indices,
+        ranges,
+    } = tables;
     vec![
         ("tokens", tokens),
         ("scales", scales),
@@ -127,6 +136,12 @@ fn every_output_by_expert(received: &mut Received) -> Vec<(&'static str, &mut [u
         ("row_offsets", cast_slice_mut(row_offsets)),
         ("expert_ids", cast_slice_mut(expert_ids)),
         ("src_info", cast_slice_mut(src_info)),
+        ("expert_counts", cast_slice_mut(expert_counts)),
+        ("row_ends", cast_slice_mut(row_ends)),
+        ("src_info", cast_slice_mut(sources)),
+        ("weights", cast_slice_mut(weights)),
+        ("m_indices", cast_slice_mut(m_indices)),
+        ("source_ranges", cast_slice_mut(ranges)),
     ]
 }
 
@@ -159,7 +174,7 @@ fn every_output_of_rows(rows: &mut Rows) -> Vec<(&'static str, &mut [u8])> {
 /// Changes a bit of each output of a good round, at many places; the outputs that there were.
 fn every_bit_counts(config: Config) -> BTreeSet<&'static str> {
     let mut seen = BTreeSet::new();
-    let oracle = Oracle::new(&problem(), &SCALE, config.format);
+    let oracle = Oracle::of(&problem(), &SCALE, config.format, Compared::of(&config));
     let mut outputs = round(config);
     let verdict = |outputs: &[RankOutputs]| text(oracle.verify(MODE, true, outputs));
     assert_eq!(verdict(&outputs), "", "{config:?}");
@@ -186,6 +201,41 @@ fn a_good_round_passes_and_one_bit_of_any_output_is_found() {
     let all = TokenFormat::ALL.map(|format| every_bit_counts(by_expert(format)));
     let seen: BTreeSet<_> = all.into_iter().flatten().collect();
     assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
+#[test]
+fn the_same_of_aligned_rows_with_tables() {
+    for clear_padding in [false, true] {
+        let all = TokenFormat::ALL.map(|format| {
+            every_bit_counts(Config {
+                expert_alignment: 8,
+                clear_padding,
+                row_sources: true,
+                m_indices: true,
+                ..by_expert(format)
+            })
+        });
+        let seen: BTreeSet<_> = all.into_iter().flatten().collect();
+        assert_eq!(seen.len(), 12, "{seen:?}");
+    }
+}
+
+#[test]
+fn the_same_of_padded_blocks() {
+    for format in TokenFormat::ALL {
+        for transposed_scales in [false, format == TokenFormat::BlockwiseFp8] {
+            let seen = every_bit_counts(Config {
+                receive: ReceiveLayout::Padded,
+                transposed_scales,
+                clear_padding: transposed_scales,
+                row_sources: true,
+                m_indices: true,
+                options: true,
+                ..by_expert(format)
+            });
+            assert!(seen.contains("source_ranges"), "{seen:?}");
+        }
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 use ferry_reference::{
-    Finish, Problem, apply_expert_scale, bf16, combine_with, dispatch, dispatch_with_shared,
-    dispatch_with_shared_part, share_of,
+    Finish, Problem, Room, align, apply_expert_scale, bf16, combine_with, dispatch,
+    dispatch_with_shared, dispatch_with_shared_part, share_of,
 };
 use ferry_tests::rig;
 use ferry_tests::verify::{Compared, Oracle, compare_rows};
@@ -267,5 +267,107 @@ fn what_an_option_needs_is_named() {
             &other,
             &format!("tensor {name}.2 is not {name}.0"),
         );
+    }
+}
+
+/// Rows of a rank, `[rows, width]`, in which rows without a token have `padding` in every byte.
+fn padded(rows: &[Option<&[u8]>], width: usize, padding: u8) -> Vec<u8> {
+    let row = |row: &Option<&[u8]>| row.map_or(vec![padding; width], <[u8]>::to_vec);
+    rows.iter().flat_map(row).collect()
+}
+
+/// Replays with groups that are aligned, or in padded blocks if there is no alignment.
+fn comes_back_aligned(alignment: Option<usize>, clears: bool, more: &[&str]) {
+    let problem = problem();
+    let given = file_of(&tensors(&problem, true));
+    let most = problem.inputs.iter().map(|input| input.tokens).max();
+    let block = most.unwrap_or(0) * problem.ranks;
+    let number = alignment.map(|rows| rows.to_string());
+    let mut options = vec!["--row-sources", "--m-indices"];
+    match &number {
+        Some(number) => options.extend(["--alignment", number]),
+        None => options.extend(["--receive", "padded"]),
+    }
+    options.extend(clears.then_some("--clear-padding"));
+    options.extend(more);
+    let written = replay(&format!("aligned-{alignment:?}-{clears}"), &given, &options).unwrap();
+    let file = SafeTensors::deserialize(&written).unwrap();
+    let sums =
+        Oracle::new(&problem, &SCALE, TokenFormat::Bf16).combined(CombineMode::Reduced, true);
+    for (rank, dispatched) in dispatch(&problem).iter().enumerate() {
+        let most = dispatched.tokens.len() + alignment.unwrap_or(block) * problem.local_experts();
+        let room = |end: usize| Room {
+            alignment: alignment.unwrap_or(1),
+            capacity: end,
+            end,
+            block: alignment.is_none().then_some(block),
+            local: None,
+        };
+        let end = align(&problem, dispatched, room(most)).row_offsets;
+        let wanted = align(&problem, dispatched, room(end[end.len() - 1] as usize));
+        let words = |name: &str| values(&file, &format!("{name}.{rank}"), u32::from_le_bytes);
+        let numbers = |name: &str| values(&file, &format!("{name}.{rank}"), i32::from_le_bytes);
+        assert_eq!(words("row_offsets"), wanted.row_offsets);
+        assert_eq!(words("row_ends"), wanted.row_ends);
+        assert_eq!(numbers("expert_counts"), wanted.counts);
+        assert_eq!(numbers("m_indices"), wanted.m_indices);
+        assert_eq!(numbers("src_info"), wanted.src_info.as_flattened());
+        let weights = wanted.weights.iter().map(|weight| weight.to_bits());
+        assert!(words("weights").into_iter().eq(weights), "weights.{rank}");
+        if alignment.is_none() {
+            let ranges = values(&file, &format!("source_ranges.{rank}"), i64::from_le_bytes);
+            assert_eq!(ranges, wanted.ranges);
+        }
+        let x = bytes(&dispatched.tokens, bf16::to_le_bytes);
+        let mut sent = x.chunks(2 * problem.hidden);
+        let rows = wanted.m_indices.iter();
+        let rows: Vec<_> = rows
+            .map(|&group| (group >= 0).then(|| sent.next().unwrap()))
+            .collect();
+        let padding = if clears { 0 } else { 0xa5 };
+        let tokens = values(&file, &format!("tokens.{rank}"), u8::from_le_bytes);
+        assert!(
+            tokens == padded(&rows, 2 * problem.hidden, padding),
+            "tokens.{rank}"
+        );
+        compare_sums(&file, rank, &sums[rank], problem.hidden);
+    }
+}
+
+#[test]
+fn aligned_rows_come_back() {
+    comes_back_aligned(Some(8), true, &[]);
+    comes_back_aligned(Some(128), false, &["--split"]);
+    comes_back_aligned(
+        Some(256),
+        true,
+        &["--p2p-world-size", "1", "--split", "--counts"],
+    );
+}
+
+#[test]
+fn padded_blocks_come_back() {
+    comes_back_aligned(None, true, &[]);
+    comes_back_aligned(None, false, &["--split", "--give-up"]);
+    comes_back_aligned(
+        None,
+        true,
+        &["--p2p-world-size", "1", "--split", "--counts"],
+    );
+}
+
+#[test]
+fn an_alignment_that_there_is_not_is_refused() {
+    let given = tensors(&problem(), true);
+    for (options, words) in [
+        (&["--alignment", "12"][..], "expert_alignment is 12"),
+        (&["--alignment", "512"], "1 to 256"),
+        (&["--clear-padding"], "clear_padding is true"),
+        (
+            &["--m-indices", "--receive", "compact"],
+            "m_indices is true",
+        ),
+    ] {
+        refused_with("no-alignment", &given, options, words);
     }
 }

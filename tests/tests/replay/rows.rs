@@ -297,5 +297,8 @@ fn what_does_not_go_with_a_layout_is_refused() {
         &["clear_absent", "receive"],
     );
     refused("--combine-weights", &["combine_weights", "receive"]);
-    refused("--receive rows", &["by-expert, view, strided and compact"]);
+    refused(
+        "--receive rows",
+        &["by-expert, view, strided, compact and padded"],
+    );
 }

@@ -20,6 +20,7 @@ const SOURCES: [&str; 8] = [
     "options.c",
     "queries.c",
     "rows.c",
+    "aligned.c",
 ];
 
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];

@@ -40,6 +40,15 @@ impl Batch {
         }
     }
 
+    /// The first batch of the warp's partition, once more.
+    #[inline(always)]
+    pub fn again(&self) -> Self {
+        Self {
+            first: self.partition().index,
+            ..*self
+        }
+    }
+
     /// Whether there are any items.
     #[inline(always)]
     pub fn is_some(&self) -> bool {

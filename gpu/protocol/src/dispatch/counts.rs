@@ -1,16 +1,12 @@
 //! Counts for the host: the numbers of rows that come, as soon as all sources have said them.
 
-use core::array::from_fn;
+use ferry_layout::{DispatchCountsArgs, HostCounts, Kernel, Rank, Region, Table};
 
-use ferry_layout::{DispatchCountsArgs, HostCounts, Kernel, Rank, Region, Table, Tagged};
-
+use crate::dispatch::experts::wait_for_experts;
 use crate::dispatch::receive::wait_for_token_counts;
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::wire::ticket::Ticket;
-
-/// Count words that a lane has in flight.
-const DEPTH: usize = 8;
 
 /// Waits for the counts of all sources, and for the presence of their tokens if rows stay as they came, and
 /// writes their sums for the host, last the ticket. Between `dispatch_async` and `dispatch_wait`, in stream
@@ -130,50 +126,6 @@ fn wait_for_assignments<M: Machine>(
             region: Region::Counts,
             index: 0,
             saw: word(lane, 0).0 >> 32,
-        },
-    )
-}
-
-/// Waits for the number of assignments of all sources to 32 experts of this rank from `first` on. The last
-/// expert again for lanes after it.
-#[inline(always)]
-pub(super) fn wait_for_experts<M: Machine>(
-    launch: &Launch<M>,
-    first: u32,
-) -> Result<M::Lanes<Option<u32>>, Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
-    let (ranks, experts) = (common.shape.ranks, common.shape.local_experts());
-    let word = |source: u32, expert| machine.load_tagged(common.window.count(Rank(source), expert));
-    let expert = |lane: u32| (first + lane).min(experts - 1);
-    let value = |word: Tagged| word.value(launch.epoch);
-    launch.wait_lanes(
-        |lane| {
-            let (mut sum, mut is_missing, mut source) = (0u32, false, 0);
-            while source < ranks {
-                // The last ones repeat a word rather than branch.
-                let words: [Tagged; DEPTH] =
-                    from_fn(|step| word((source + step as u32).min(ranks - 1), expert(lane)));
-                from_fn::<(), DEPTH, _>(|step| {
-                    let count = value(words[step]);
-                    is_missing |= count.is_none();
-                    if source + (step as u32) < ranks {
-                        sum = sum.wrapping_add(count.unwrap_or(0));
-                    }
-                });
-                source += DEPTH as u32;
-            }
-            (!is_missing).then_some(sum)
-        },
-        |lane| {
-            let missing = (0..ranks).find(|&source| value(word(source, expert(lane))).is_none());
-            // If all have arrived by now, only this rank is to blame.
-            let peer = missing.unwrap_or(common.rank().0);
-            Awaited {
-                peer: Rank(peer),
-                region: Region::Counts,
-                index: expert(lane) as u64,
-                saw: word(peer, expert(lane)).0 >> 32,
-            }
         },
     )
 }

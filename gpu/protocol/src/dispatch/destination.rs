@@ -1,9 +1,11 @@
 //! Destinations of received rows in the outputs: the source base plus the rank within the expert from the
 //! header.
 
-use ferry_layout::{DispatchArgs, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement};
+use ferry_layout::{
+    DispatchArgs, DispatchOptions, Header, NOT_ROUTED, Rank, SENTINEL, Tagged, scale_placement,
+};
 
-use crate::dispatch::overflow;
+use crate::dispatch::{blocks, overflow};
 use crate::machine::Machine;
 use crate::machine::miss::{Miss, TimedOut};
 use crate::sync::launch::Launch;
@@ -76,13 +78,19 @@ struct SourceBase {
     is_known: bool,
     /// First output row of these assignments.
     row: u32,
-    /// The same row counted in the rows of all blocks of tiled scales, if scales are tiled.
+    /// The same row counted in the rows of all blocks of tiled scales, if scales are tiled; the first word of
+    /// its scales, if the expert has a block and scales have no layout of their own.
     scales: u32,
 }
 
 impl SourceBase {
     #[inline(always)]
-    fn read<M: Machine>(launch: &Launch<M>, source: Rank, expert: u32) -> Self {
+    fn read<M: Machine>(
+        launch: &Launch<M>,
+        options: &DispatchOptions,
+        source: Rank,
+        expert: u32,
+    ) -> Self {
         let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
         let window = &common.window;
         let row = machine.load_tagged(window.source_base(source, expert));
@@ -95,11 +103,20 @@ impl SourceBase {
         Self {
             is_known: is_known(row) && is_known(first) && is_known(block),
             row: row.0 as u32,
-            scales: (block.0 as u32)
-                .wrapping_mul(scale_placement::BLOCK_ROWS)
-                .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
+            scales: match places_words(launch, options) {
+                true => blocks::first_scale_word(machine, options, row.0 as u32, expert),
+                false => (block.0 as u32)
+                    .wrapping_mul(scale_placement::BLOCK_ROWS)
+                    .wrapping_add((row.0 as u32).wrapping_sub(first.0 as u32)),
+            },
         }
     }
+}
+
+/// Whether experts have blocks, and scales have no layout of their own: their words are placed by the block.
+#[inline(always)]
+fn places_words<M: Machine>(launch: &Launch<M>, options: &DispatchOptions) -> bool {
+    options.groups.block != 0 && launch.common.shape.format().scale_layout().is_none()
 }
 
 /// Reads a row's header and computes its places, after waiting for the bases of its experts. Places outside
@@ -108,6 +125,7 @@ impl SourceBase {
 pub fn find_destinations<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     item: Item,
     from: RowLocation,
 ) -> Result<Destinations<M::Lanes<u32>>, Miss> {
@@ -121,7 +139,7 @@ pub fn find_destinations<M: Machine>(
     let assignment = |lane| shape.assignment_words().decode(machine.own(words, lane));
     let local = machine.lanes(|lane| assignment(lane).expert.wrapping_sub(first_expert));
     let ranks_in_expert = machine.lanes(|lane| assignment(lane).rank_in_expert);
-    locate(launch, args, item.source, local, ranks_in_expert)
+    locate(launch, args, options, item.source, local, ranks_in_expert)
 }
 
 /// Finds the places of a row of `source` from its assignments, one a top-k slot: experts counted from this
@@ -132,6 +150,7 @@ pub fn find_destinations<M: Machine>(
 fn locate<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     source: Rank,
     local: M::Lanes<u32>,
     ranks_in_expert: M::Lanes<u32>,
@@ -144,7 +163,7 @@ fn locate<M: Machine>(
     let read = || {
         machine.lanes(|lane| {
             let expert = machine.own(local, lane).min(experts - 1);
-            SourceBase::read(launch, source, expert)
+            SourceBase::read(launch, options, source, expert)
         })
     };
     let mut bases = read();
@@ -152,20 +171,37 @@ fn locate<M: Machine>(
         !start.is_known
     })?;
     let mut positions = machine.lanes(|lane| match is_here(lane) {
-        true => machine
-            .own(bases, lane)
-            .row
-            .wrapping_add(machine.own(ranks_in_expert, lane)),
+        true => {
+            let row = machine.own(bases, lane).row;
+            row.wrapping_add(machine.own(ranks_in_expert, lane))
+        }
         false => NOT_ROUTED,
     });
     let rows = machine.lanes(|lane| {
-        let start = machine.own(bases, lane).scales;
-        start.wrapping_add(machine.own(ranks_in_expert, lane))
+        let (start, rank) = (
+            machine.own(bases, lane).scales,
+            machine.own(ranks_in_expert, lane),
+        );
+        match places_words(launch, options) {
+            true => {
+                let words = machine.late(options.groups.scale_row);
+                start.wrapping_add(rank.wrapping_mul(words))
+            }
+            false => start.wrapping_add(rank),
+        }
     });
     let is_inside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
         let has_block = !shape.has_tiled_scales() || block < args.block_capacity as u32;
-        is_here(lane) && has_block && (machine.own(positions, lane) as u64) < args.row_capacity
+        let position = machine.own(positions, lane);
+        let is_in_block = match options.groups.block != 0 {
+            true => {
+                let block = machine.late(options.groups.block);
+                blocks::is_in_block(block, position, machine.own(local, lane))
+            }
+            false => true,
+        };
+        is_here(lane) && has_block && is_in_block && (position as u64) < args.row_capacity
     };
     let here = machine.ballot(machine.lanes(is_inside));
     let outside = machine.ballot(machine.lanes(is_here)) & !here;
@@ -185,7 +221,10 @@ fn locate<M: Machine>(
     let scales = machine.lanes(|lane| match here >> lane & 1 != 0 {
         true => {
             let (position, row) = (machine.own(positions, lane), machine.own(rows, lane));
-            common.row.first_scale_word(shape.format(), position, row)
+            match places_words(launch, options) {
+                true => row,
+                false => common.row.first_scale_word(shape.format(), position, row),
+            }
         }
         false => 0,
     });

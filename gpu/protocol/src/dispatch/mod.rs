@@ -2,14 +2,19 @@
 //! order, or keeps them as they came ([`rows`]).
 
 mod batch;
+pub mod blocks;
 pub mod counts;
 pub mod destination;
+pub mod entries;
+pub mod experts;
+mod fill;
 mod header;
 pub mod ids;
 pub mod notify;
 pub mod numbering;
 pub mod offsets;
 pub mod overflow;
+pub mod padding;
 pub mod pass_through;
 pub mod receive;
 pub mod route;

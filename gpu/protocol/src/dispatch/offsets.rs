@@ -4,8 +4,11 @@
 //! Counts come over the wire. Their sums wrap around: positions are checked against the outputs' capacity at
 //! their use, whatever the counts are.
 
-use ferry_layout::{Counter, DispatchArgs, Rank, Region, Table, Tagged, scale_placement};
+use ferry_layout::{
+    Counter, DispatchArgs, DispatchOptions, Rank, Region, Table, Tagged, scale_placement,
+};
 
+use crate::dispatch::blocks;
 use crate::dispatch::overflow::{offsets_word, settle};
 use crate::dispatch::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
@@ -33,6 +36,7 @@ pub fn wait_for_offsets<M: Machine>(launch: &Launch<M>) -> Result<(), Aborted> {
 pub fn compute_offsets<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     shared: SharedGroup,
 ) -> Result<(), Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -50,7 +54,7 @@ pub fn compute_offsets<M: Machine>(
                 end: (first + each).min(experts),
             }
         };
-        let sums = wait_for_counts(launch, of_lane)?;
+        let sums = wait_for_counts(launch, options, of_lane)?;
         let sums = |lane| machine.own(sums, lane).unwrap_or_default();
         let (rows_before, more_rows) = machine.exclusive_sum(machine.lanes(|lane| sums(lane).rows));
         let (blocks_before, more_blocks) = match shape.has_tiled_scales() {
@@ -59,7 +63,14 @@ pub fn compute_offsets<M: Machine>(
         };
         let ends = machine.lanes(|lane| {
             let row = machine.own(rows_before, lane).wrapping_add(rows);
-            publish_bases(launch, shared.groups, of_lane(lane), row, sums(lane).counts)
+            publish_bases(
+                launch,
+                options,
+                shared.groups,
+                of_lane(lane),
+                row,
+                sums(lane).counts,
+            )
         });
         machine.lanes(|lane| {
             let block = machine.own(blocks_before, lane).wrapping_add(blocks);
@@ -76,7 +87,10 @@ pub fn compute_offsets<M: Machine>(
             shared.describe(launch);
         }
     });
-    let overflows = settle(launch, args, shared.groups + experts, rows, blocks);
+    let overflows = match options.groups.block {
+        0 => settle(launch, args, shared.groups + experts, rows, blocks),
+        block => blocks::overflows_blocks(launch, block)?,
+    };
     machine.store(Counter::OffsetsReady, offsets_word(epoch, overflows));
     Ok(())
 }
@@ -163,6 +177,7 @@ struct Sums {
 #[inline(always)]
 fn wait_for_counts<M: Machine>(
     launch: &Launch<M>,
+    options: &DispatchOptions,
     of_lane: impl Fn(u32) -> Experts,
 ) -> Result<M::Lanes<Option<Sums>>, Aborted> {
     let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
@@ -182,7 +197,10 @@ fn wait_for_counts<M: Machine>(
             of_lane(lane).walk(shape.ranks, read, |_, source, count| {
                 rows = rows.wrapping_add(count);
                 if source + 1 == shape.ranks {
-                    rows = common.row.padded(rows);
+                    rows = match options.groups.block {
+                        0 => common.row.padded(rows),
+                        block => block,
+                    };
                     sums.rows = sums.rows.wrapping_add(rows);
                     sums.blocks = sums.blocks.wrapping_add(scale_placement::blocks(rows));
                     rows = 0;
@@ -219,6 +237,7 @@ fn wait_for_counts<M: Machine>(
 #[inline(always)]
 fn publish_bases<M: Machine>(
     launch: &Launch<M>,
+    options: &DispatchOptions,
     groups: u32,
     experts: Experts,
     mut row: u32,
@@ -239,7 +258,10 @@ fn publish_bases<M: Machine>(
         row = row.wrapping_add(count);
         if source + 1 == shape.ranks {
             // The first row of every expert is aligned.
-            row = common.row.padded(row);
+            row = match options.groups.block {
+                0 => common.row.padded(row),
+                block => (expert + 1).wrapping_mul(block),
+            };
         }
     });
     row

@@ -14,8 +14,9 @@ use ferry_layout::{
 use crate::dispatch::batch::Batch;
 use crate::dispatch::destination::{Destinations, find_destinations};
 use crate::dispatch::offsets::{compute_offsets, wait_for_offsets};
-use crate::dispatch::scales;
+use crate::dispatch::padding::{Groups, assignments};
 use crate::dispatch::shared::SharedGroup;
+use crate::dispatch::{entries, scales};
 use crate::machine::miss::Miss;
 use crate::machine::rows::Row;
 use crate::machine::{LANES, Machine};
@@ -36,7 +37,8 @@ pub fn receive_by_expert<M: Machine>(
     let (machine, common) = (launch.machine, launch.common);
     let shared = SharedGroup::of(common, options, launch.tokens);
     if computes_offsets(&common.shape, partition) {
-        compute_offsets(launch, args, shared)?;
+        compute_offsets(launch, args, options, shared)?;
+        groups_of(launch, args, options, shared).describe();
     }
     // While the peers' rows are on their way.
     shared.write(launch, args, options, partition);
@@ -54,14 +56,54 @@ pub fn receive_by_expert<M: Machine>(
         )?;
         let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
         let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
-        receive_batch(launch, args, batch, parts, coming)?;
+        receive_batch(launch, args, options, batch, parts, coming)?;
         batch = batch.next();
     }
     if shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
         scales::clear_unused(launch, args, shared.groups, batch.partition());
     }
+    if options.groups.writes_padding() {
+        if options.groups.describes_rows() {
+            entries::describe_received(launch, args, options, batch.again());
+        }
+        wait_for_offsets(launch)?;
+        let shared = SharedGroup::of(common, options, own_tokens(launch, options));
+        groups_of(launch, args, options, shared).pad(batch.partition());
+    }
     Ok(())
+}
+
+/// Tokens of this rank, if there is a shared expert, from the count that it sent to itself: a kept number
+/// would occupy a register meanwhile.
+#[inline(always)]
+fn own_tokens<M: Machine>(launch: &Launch<M>, options: &DispatchOptions) -> u32 {
+    let common = launch.common;
+    match options.has_shared_expert() {
+        true => {
+            let word = common.window.token_count(common.rank());
+            launch.machine.load_tagged(word).0 as u32
+        }
+        false => 0,
+    }
+}
+
+/// Groups of a launch whose rows have travelled.
+#[inline(always)]
+fn groups_of<'a, M: Machine>(
+    launch: &'a Launch<'a, M>,
+    args: &'a DispatchArgs,
+    options: &'a DispatchOptions,
+    shared: SharedGroup,
+) -> Groups<'a, M, impl Fn(u32) -> u32> {
+    let count = |expert| assignments(launch, expert);
+    Groups {
+        launch,
+        args,
+        options,
+        shared,
+        count,
+    }
 }
 
 /// Waits for the token counts of all sources, and refuses counts above the plan's.
@@ -117,6 +159,7 @@ pub(super) fn wait_for_token_counts<M: Machine>(launch: &Launch<M>) -> Result<Ex
 fn receive_batch<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     batch: Batch,
     parts: M::Lanes<u32>,
     coming: u32,
@@ -150,7 +193,7 @@ fn receive_batch<M: Machine>(
         while arrived != 0 {
             let lane = arrived.trailing_zeros();
             let parts = machine.broadcast(parts, lane);
-            receive_item(launch, args, item(lane, parts))?;
+            receive_item(launch, args, options, item(lane, parts))?;
             arrived &= arrived - 1;
         }
     }
@@ -162,14 +205,15 @@ fn receive_batch<M: Machine>(
 fn receive_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     item: Item,
 ) -> Result<(), Aborted> {
-    let destinations = match place_item(launch, args, item) {
+    let destinations = match place_item(launch, args, options, item) {
         Ok(destinations) => destinations,
         Err(miss) => return refuse_item(launch, args, item, miss),
     };
     if item.part == 0 {
-        describe_rows(launch, args, item, destinations);
+        describe_rows(launch, args, options, item, destinations);
     }
     Ok(())
 }
@@ -179,6 +223,7 @@ fn receive_item<M: Machine>(
 fn describe_rows<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     item: Item,
     destinations: Destinations<M::Lanes<u32>>,
 ) {
@@ -191,8 +236,10 @@ fn describe_rows<M: Machine>(
         let position = machine.own(positions, lane);
         if here >> lane & 1 != 0 {
             debug_assert!((position as u64) < args.row_capacity, "row {position}");
-            machine.write(Table::SrcInfo, 2 * position as u64, token);
-            machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
+            if options.groups.weights == 0 {
+                machine.write(Table::SrcInfo, 2 * position as u64, token);
+                machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
+            }
         }
         if lane < shape.top_k {
             machine.write(
@@ -209,6 +256,7 @@ fn describe_rows<M: Machine>(
 fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     item: Item,
 ) -> Result<Destinations<M::Lanes<u32>>, Miss> {
     let (machine, common) = (launch.machine, launch.common);
@@ -219,10 +267,10 @@ fn place_item<M: Machine>(
     // turn. Other rows have arrived already.
     let scales = scales::read_ahead(launch, from);
     let ahead = machine.read_ahead(from.range, row);
-    let destinations = find_destinations(launch, args, item, from)?;
+    let destinations = find_destinations(launch, args, options, item, from)?;
     let to = |k| Row::Tensor(Tensor::Output, machine.broadcast(destinations.positions, k));
     machine.copy_row(from.range, row, ahead, destinations.here, to)?;
-    scales::place(launch, args, from, scales, destinations)?;
+    scales::place(launch, args, options, from, scales, destinations)?;
     if item.part == 0 {
         scales::place_row_scale(launch, from.row, destinations);
     }

@@ -2,8 +2,8 @@
 //! first word for a row, and a stride.
 
 use ferry_layout::{
-    ByteOffset, Common, DispatchArgs, SENTINEL, ScaleLayout, Shape, Table, restore_sentinel,
-    scale_placement,
+    ByteOffset, Common, DispatchArgs, DispatchOptions, SENTINEL, ScaleLayout, Shape, Table,
+    restore_sentinel, scale_placement,
 };
 
 use crate::dispatch::destination::Destinations;
@@ -21,8 +21,14 @@ const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;
 
 /// Words between two consecutive words of one row's scales.
 #[inline(always)]
-pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
+pub fn stride<M: Machine>(
+    machine: &M,
+    shape: &Shape,
+    args: &DispatchArgs,
+    options: &DispatchOptions,
+) -> u64 {
     match shape.format().scale_layout() {
+        None if options.groups.block != 0 => machine.late(options.groups.scale_stride) as u64,
         None => args.row_capacity,
         Some(ScaleLayout::RowMajor) => 1,
         Some(ScaleLayout::Tiled) => TILE_WORDS as u64,
@@ -61,12 +67,13 @@ pub fn read_ahead<M: Machine>(launch: &Launch<M>, place: RowLocation) -> M::Lane
 pub fn place<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     from: RowLocation,
     ahead: M::Lanes<u32>,
     destinations: Destinations<M::Lanes<u32>>,
 ) -> Result<(), TimedOut> {
     let machine = launch.machine;
-    let stride = stride(&launch.common.shape, args);
+    let stride = stride(machine, &launch.common.shape, args, options);
     take(launch, from, ahead, |first, end, values| {
         // Values that all output rows share are computed once.
         let before = machine.lanes(|lane| (first + lane) as u64 * stride);

@@ -38,6 +38,18 @@ impl SharedGroup {
         }
     }
 
+    /// Rows of the group, without padding.
+    #[inline(always)]
+    pub const fn tokens(&self) -> u32 {
+        self.tokens.count
+    }
+
+    /// Token of the first row.
+    #[inline(always)]
+    pub const fn first_token(&self) -> u32 {
+        self.tokens.start
+    }
+
     /// Writes the group's entries of the user's tables, except its end. For one lane.
     #[inline(always)]
     pub fn describe<M: Machine>(self, launch: &Launch<M>) {
@@ -74,7 +86,10 @@ impl SharedGroup {
             let to = OutputRow { row, scales };
             let token = start + row;
             let part = TokenPart { token, range };
-            let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
+            let (format, stride) = (
+                common.shape.format(),
+                scales::stride(launch.machine, &common.shape, args, options),
+            );
             match pass_through::is_encoded(format, options) {
                 true => pass_through::place(launch, &options.encoded, part, stride, 1, |_| to),
                 false => (launch.machine).write_token(format, part, stride, 1, |_| to),

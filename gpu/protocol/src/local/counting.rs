@@ -205,10 +205,14 @@ impl BlockNumbering {
         if expert >= self.experts {
             return 0;
         }
-        let count = |word| launch.machine.load_block(self.at(word, expert));
-        launch
-            .common
-            .row
-            .padded(count(PerExpert::Before) + count(PerExpert::Rest))
+        let rows = self.count_of(launch.machine, expert);
+        launch.common.row.padded(rows)
+    }
+
+    /// Assignments to an expert, once all are [counted](Self::count). For one lane.
+    #[inline(always)]
+    pub fn count_of<M: Machine>(self, machine: &M, expert: u32) -> u32 {
+        let count = |word| machine.load_block(self.at(word, expert));
+        count(PerExpert::Before) + count(PerExpert::Rest)
     }
 }

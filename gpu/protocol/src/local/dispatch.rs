@@ -4,8 +4,10 @@ use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
 };
 
+use crate::dispatch::entries;
 use crate::dispatch::ids::read_id;
 use crate::dispatch::offsets::wait_for_offsets;
+use crate::dispatch::padding::Groups;
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
 use crate::dispatch::shared::SharedGroup;
 use crate::dispatch::{keep_tokens, read_tokens};
@@ -98,6 +100,7 @@ fn number_and_place<M: Machine>(
     machine.block_barrier();
     if let (Some(ends), 0) = (ends, position.block) {
         tables::end(launch, args, shared, ends);
+        groups_of(launch, args, options, numbering, shared).describe();
     }
     while let Some(item) = current {
         current = following.map(|read| route(launch, numbering, read));
@@ -110,7 +113,30 @@ fn number_and_place<M: Machine>(
         wait_for_offsets(launch)?;
         scales::clear_unused(launch, args, shared.groups, everywhere);
     }
+    if options.groups.writes_padding() {
+        wait_for_offsets(launch)?;
+        groups_of(launch, args, options, numbering, shared).pad(everywhere);
+    }
     Ok(())
+}
+
+/// Groups of a launch, whose blocks have all counted the rows.
+#[inline(always)]
+fn groups_of<'a, M: Machine>(
+    launch: &'a Launch<'a, M>,
+    args: &'a DispatchArgs,
+    options: &'a DispatchOptions,
+    numbering: BlockNumbering,
+    shared: SharedGroup,
+) -> Groups<'a, M, impl Fn(u32) -> u32> {
+    let count = move |expert| numbering.count_of(launch.machine, expert);
+    Groups {
+        launch,
+        args,
+        options,
+        shared,
+        count,
+    }
 }
 
 /// An item, with the entries of the user's tables for its token, being loaded. `L`: one value a lane.
@@ -236,7 +262,7 @@ fn place_item<M: Machine>(
             return 0;
         }
         debug_assert!((position as u64) < args.row_capacity, "row {position}");
-        if item.part == 0 {
+        if item.part == 0 && options.groups.weights == 0 {
             machine.write(Table::SrcInfo, 2 * position as u64, item.token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
@@ -246,11 +272,15 @@ fn place_item<M: Machine>(
             .first_scale_word(common.shape.format(), position, row)
     });
     let here = machine.ballot(machine.lanes(is_here));
+    if item.part == 0 && options.groups.describes_rows() {
+        entries::describe_rows(launch, options, item, positions, here, experts);
+    }
     let to = |k| OutputRow {
         row: machine.broadcast(positions, k),
         scales: machine.broadcast(scales, k),
     };
-    let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
+    let format = common.shape.format();
+    let stride = scales::stride(machine, &common.shape, args, options);
     match pass_through::is_encoded(format, options) {
         true => pass_through::place(launch, &options.encoded, part, stride, here, to),
         false => machine.write_loaded(format, part, next, stride, here, to),

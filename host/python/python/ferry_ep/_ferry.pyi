@@ -282,15 +282,16 @@ class Plan:
         """Returns the first expert on ``rank``; the others follow it."""
     @property
     def groups(self) -> int:
-        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
-        one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
-        """
+        """Groups of rows in a dispatch's outputs: local experts, and a shared expert before these."""
     @property
     def max_rows(self) -> int:
         """Most rows that a dispatch can bring to a rank."""
     @property
     def max_rows_distinct(self) -> int:
         """Most rows if the experts of each token differ."""
+    @property
+    def row_alignment(self) -> int:
+        """Number of which the rows of outputs, and the first row of each group, are a multiple."""
     @property
     def view_row_stride(self) -> int:
         """Bytes from one row of a :class:`ferry_ep.View` to the next, a multiple of 128."""

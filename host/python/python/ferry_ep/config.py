@@ -15,7 +15,8 @@ class Config:
     """Sizes and behavior of a communicator: plain data, which :class:`ferry_ep.Plan` checks.
 
     All ranks of a group agree on everything but ``deadline``, ``debug_checks``, ``max_sms``,
-    ``specialise``, ``options`` and, without ``skip_a2a``, ``shared_expert``; creating communicators compares.
+    ``specialise``, ``options``, ``clear_padding``, ``row_sources``, ``m_indices`` and, without ``skip_a2a``,
+    ``shared_expert``; creating communicators compares.
 
     >>> Config(experts=8, top_k=2, hidden=64, max_tokens_per_rank=16).format
     'bf16'
@@ -40,7 +41,8 @@ class Config:
     and combine takes one row for each: ``"view"`` leaves them in the library's window
     (:meth:`ferry_ep.Communicator.view`), ``"strided"`` copies them to row ``source * max_tokens_per_rank +
     token``, ``"compact"`` to consecutive rows. They exclude ``skip_a2a``, ``shared_expert``, exact mode and
-    tiled scales."""
+    tiled scales. ``"padded"`` has rows by expert, each expert's in a block of ``ranks * max_tokens_per_rank``
+    rows, and combine takes the weights; it excludes ``skip_a2a`` and ``shared_expert``."""
     transposed_scales: bool = False
     """Whether the scales of ``fp8`` are ``[hidden / 128, rows]`` in a layout that keeps rows as they came,
     rather than ``[rows, hidden / 128]``. By expert they always are, and this is false."""
@@ -69,3 +71,15 @@ class Config:
     """Whether kernels are compiled for this very shape when the communicator is made."""
     options: bool = False
     """Whether the kernels with options are loaded, too."""
+    expert_alignment: int = 1
+    """Number of which each group's first row is a multiple, by expert only: a power of two, 1 to 256. ``fp8``
+    aligns groups to 4 rows in any case. Above 1, outputs have ``expert_counts`` and ``row_ends``, too. Exact
+    mode between nodes takes only that of the format."""
+    clear_padding: bool = False
+    """Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
+    Otherwise they keep their bits."""
+    row_sources: bool = False
+    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, by expert only.
+    In other layouts they always do."""
+    m_indices: bool = False
+    """Whether outputs have the group of each row, by expert only."""

@@ -61,24 +61,39 @@ class DispatchOutput:
     Strided and compact: rows without a token are not written, or are zeros with ``clear_absent``. ``None`` in
     a view, where rows stay in the window (:meth:`ferry_ep.Communicator.view`)."""
     row_offsets: Any = None
-    """u32 ``[groups + 1]``, by expert only: first row of each group, and the end of the last. Rows behind it
-    are not written."""
+    """u32 ``[groups + 1]``, by expert only: first row of each group, and the end of the last, with padding:
+    multiples of ``plan.row_alignment``. Rows behind it are not written, nor are those that pad a group,
+    unless ``clear_padding`` makes them zeros."""
     expert_ids: Any = None
     """i32 ``[groups]``, by expert only: ``0, 1, ..``."""
     src_info: Any = None
     """i32 ``[rows, 2]``. By expert: token of each row on its source rank, and its top-k slot there. Else:
-    source rank and token, -1 and -1 in rows without a token."""
+    source rank and token, -1 and -1 in rows without a token. By expert with ``row_sources`` i32 ``[rows,
+    3]``: source rank, token and top-k slot, -1 three times in rows without a token; slot -1 in the shared
+    expert's rows."""
     ids: Any = None
     """``[rows, top_k]`` of the type of ``topk_ids``, not by expert: the local expert of each top-k slot, from
     0 on; -1 in slots of other ranks' experts, in slots that are not routed, and in rows without a token."""
     weights: Any = None
     """f32 ``[rows, top_k]``, not by expert: the router's weights where ``ids`` are not -1, 1 if the source
-    gave none; 0 in all other slots. A weight whose bits are all ones arrives as ``0xfffffffe``."""
+    gave none; 0 in all other slots. A weight whose bits are all ones arrives as ``0xfffffffe``. By expert
+    with ``row_sources`` f32 ``[rows, 1]``: each row's weight, 1 in the shared expert's rows, 0 in rows
+    without a token."""
     source_counts: Any = None
     """i32 ``[ranks]``, not by expert: number of rows from each source rank in these outputs."""
     expert_counts: Any = None
     """i32 ``[local_experts]``, not by expert: number of ``ids`` that name each local expert. A token that
-    lists an expert twice counts twice."""
+    lists an expert twice counts twice. By expert with an ``expert_alignment`` above 1, and in padded blocks,
+    i32 ``[groups]``: rows of each group, without padding."""
+    row_ends: Any = None
+    """u32 ``[groups]``, by expert with an ``expert_alignment`` above 1, and in padded blocks: the row after
+    the last one of each group, without padding."""
+    m_indices: Any = None
+    """i32 ``[rows]``, with ``m_indices``: the group of each row, -1 in rows without a token: those that pad a
+    group, and those behind ``row_offsets``."""
+    source_ranges: Any = None
+    """i64 ``[local_experts, ranks]``, of padded blocks: the rows of each source rank in each expert's block,
+    in the lower 32 bits their number, in the upper ones the row of the block at which they begin."""
     scales: Any = None
     """Scales in the layout of the plan's format; ``None`` for BF16, and in a view, where they follow each
     row, unless they are transposed. ``fp8``: f32 ``[hidden / 128, rows]`` by expert and with

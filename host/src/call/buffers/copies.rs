@@ -35,27 +35,41 @@ pub struct ReceivedRows {
     pub row_scales: Vec<bf16>,
     /// `[groups + 1]`, by expert only: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
-    /// `[rows]`: by expert, token and top-k slot on the source rank, which is not available, and undefined
-    /// for rows that pad a group. Else source rank and token, -1 and -1 in rows without a token.
+    /// `[rows]`: by expert, token and top-k slot on the source rank, undefined for rows that pad a group
+    /// unless the plan has [`row_sources`](crate::Config::row_sources). Else source rank and token, -1 and -1
+    /// in rows without a token.
     pub src_info: Vec<[i32; 2]>,
     /// `[rows, top_k]`, not by expert: [`DispatchOutput::ids`], i32 and i64 alike.
     pub ids: Vec<i64>,
-    /// `[rows, top_k]`, not by expert: [`DispatchOutput::weights`].
+    /// `[rows, top_k]`, not by expert, and `[rows, 1]` by expert with `row_sources`:
+    /// [`DispatchOutput::weights`].
     pub weights: Vec<f32>,
     /// `[ranks]`, not by expert: [`DispatchOutput::source_counts`].
     pub source_counts: Vec<i32>,
-    /// `[local_experts]`, not by expert: [`DispatchOutput::expert_counts`].
+    /// `[local_experts]`, not by expert, and `[groups]` by expert with an alignment:
+    /// [`DispatchOutput::expert_counts`].
     pub expert_counts: Vec<i32>,
+    /// `[groups]`, by expert with an alignment: [`DispatchOutput::row_ends`].
+    pub row_ends: Vec<u32>,
+    /// `[rows]`, by expert with [`row_sources`](crate::Config::row_sources): the source rank of each row, -1
+    /// in rows that pad a group.
+    pub source_ranks: Vec<i32>,
+    /// `[rows]`, with [`m_indices`](crate::Config::m_indices): [`DispatchOutput::m_indices`].
+    pub m_indices: Vec<i32>,
+    /// `[local_experts, ranks]`, of padded blocks: [`DispatchOutput::source_ranges`].
+    pub source_ranges: Vec<i64>,
 }
 
 impl ReceivedRows {
-    /// The rows of `group`, one of `0..plan.groups()`, of rows by expert. Rows that pad it are the last ones;
-    /// their number is not available.
+    /// The rows of `group`, one of `0..plan.groups()`, of rows by expert. Without
+    /// [`row_ends`](Self::row_ends) the last ones may pad it.
     ///
     /// # Panics
     /// If there is no such group.
     pub fn rows_of(&self, group: usize) -> std::ops::Range<usize> {
-        self.row_offsets[group] as usize..self.row_offsets[group + 1] as usize
+        let next = self.row_offsets[group + 1];
+        let end = self.row_ends.get(group).copied().unwrap_or(next);
+        self.row_offsets[group] as usize..end as usize
     }
 }
 
@@ -74,7 +88,7 @@ impl DispatchOutput {
         let rows = match plan.config().receive {
             ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
             ReceiveLayout::Compact => compact_rows(&source_counts, capacity)?,
-            ReceiveLayout::View | ReceiveLayout::Strided => capacity,
+            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded => capacity,
         };
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
@@ -93,6 +107,11 @@ impl DispatchOutput {
             }
         };
         let src_info: Vec<i32> = device.download_tensor(&first(self.src_info, rows))?;
+        let columns = self.src_info.dims[1];
+        let (sources, pairs) = src_info
+            .chunks_exact(columns)
+            .map(|row| (row[0], [row[columns - 2], row[columns - 1]]))
+            .unzip();
         let part = |tensor: Tensor<2>| first(tensor, rows);
         let ids = self.ids.map(part);
         let ids = match ids.map(|ids| ids.data_type) {
@@ -108,11 +127,15 @@ impl DispatchOutput {
             scale_offsets,
             row_scales: copied(device, self.row_scales.map(|tensor| first(tensor, rows)))?,
             row_offsets,
-            src_info: bytemuck::cast_slice(&src_info).to_vec(),
+            src_info: pairs,
             ids,
             weights: copied(device, self.weights.map(part))?,
             source_counts,
             expert_counts: copied(device, self.expert_counts)?,
+            row_ends: copied(device, self.row_ends)?,
+            source_ranks: if columns == 3 { sources } else { Vec::new() },
+            m_indices: copied(device, self.m_indices.map(|tensor| first(tensor, rows)))?,
+            source_ranges: copied(device, self.source_ranges)?,
         })
     }
 }

@@ -102,7 +102,7 @@ struct Scales<'a> {
     form: ScaleForm,
     /// Number of scales of a row.
     groups: u32,
-    /// Rows that transposed scales have.
+    /// Rows that transposed scales have, in blocks those of a block.
     capacity: usize,
 }
 
@@ -110,7 +110,7 @@ struct Scales<'a> {
 #[derive(Default)]
 struct RowPlace {
     row: usize,
-    /// The expert's first block of tiles, and the row within the expert.
+    /// The expert's first block of tiles, or its block of transposed scales, and the row within the expert.
     first_block: u32,
     local: u32,
 }
@@ -133,6 +133,7 @@ impl<'a> Scales<'a> {
         let wanted = match form {
             ScaleForm::None => 0,
             ScaleForm::Transposed { .. } => 4 * of_row * capacity.max(count),
+            ScaleForm::TransposedBlocks => 4 * of_row * count,
             ScaleForm::RowMajor => of_row * sizes.scale_bytes as usize * count,
             ScaleForm::Tiled => {
                 let starts = rows.row_offsets.windows(2).zip(&rows.scale_offsets);
@@ -154,12 +155,23 @@ impl<'a> Scales<'a> {
             rows,
             form,
             groups,
-            capacity,
+            capacity: match form {
+                ScaleForm::TransposedBlocks => plan.block_rows(),
+                _ => capacity,
+            },
         })
     }
 
     fn row(&self, row: usize) -> RowPlace {
         let offsets = &self.rows.row_offsets;
+        if self.form == ScaleForm::TransposedBlocks {
+            let block = self.capacity;
+            return RowPlace {
+                row,
+                first_block: (row / block) as u32,
+                local: (row % block) as u32,
+            };
+        }
         if self.form != ScaleForm::Tiled {
             return RowPlace {
                 row,
@@ -189,6 +201,10 @@ impl<'a> Scales<'a> {
     fn word(&self, at: &RowPlace, group: u32) -> f32 {
         let start = 4 * match self.form {
             ScaleForm::RowMajor => at.row * self.groups as usize + group as usize,
+            ScaleForm::TransposedBlocks => {
+                let group = (at.first_block * self.groups + group) as usize;
+                group * self.capacity + at.local as usize
+            }
             _ => group as usize * self.capacity + at.row,
         };
         let bytes = &self.rows.scales[start..start + 4];

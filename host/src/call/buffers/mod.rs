@@ -11,7 +11,7 @@ use ferry_layout::{CombineMode, OutputElement};
 use crate::call::buffers::allocations::Allocations;
 use crate::call::{CombineOutput, DispatchOutput};
 use crate::device::Device;
-use crate::error::Error;
+use crate::error::{Error, Problem};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::config::Config;
@@ -32,11 +32,15 @@ use crate::tensor::handles::DevicePtr;
 /// | `row_scales`, but of a view | `[rows]` | `2 * rows` |
 /// | `row_offsets`, by expert | `[row_groups + 1]` | `4 * (row_groups + 1)` |
 /// | `expert_ids`, by expert | `[row_groups]` | `4 * row_groups` |
-/// | `src_info` | `[rows, 2]` | `8 * rows` |
+/// | `src_info` | `[rows, 2]`; with `row_sources` `[rows, 3]` | `8 * rows`; `12 * rows` |
 /// | `ids`, not by expert | `[rows, top_k]` | `4 * rows * top_k`; with [`wide_ids`](Capacity::wide_ids) 8 |
 /// | `weights`, not by expert | `[rows, top_k]` | `4 * rows * top_k` |
+/// | `weights`, with `row_sources` | `[rows, 1]` | `4 * rows` |
 /// | `source_counts`, not by expert | `[ranks]` | `4 * ranks` |
 /// | `expert_counts`, not by expert | `[local_experts]` | `4 * local_experts` |
+/// | `expert_counts`, `row_ends`, aligned or padded | `[row_groups]` | `4 * row_groups` each |
+/// | `m_indices`, with `m_indices` | `[rows]` | `4 * rows` |
+/// | `source_ranges`, padded | `[local_experts, ranks]` | `8 * local_experts * ranks` |
 ///
 /// `rows` and `scale_blocks` are those of the [`Capacity`], `row_groups` is [`Plan::groups`]. `bits` is 16 in
 /// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16
@@ -113,14 +117,17 @@ impl DispatchBuffers {
     /// ([`FaultKind::OutputTooSmall`](crate::FaultKind)). Not collective; synchronizes.
     ///
     /// # Errors
-    /// [`Error::Capacity`] and [`Error::TooManyScales`] before anything is allocated; errors of the device,
-    /// after which nothing stays allocated.
+    /// [`Error::Capacity`], also if the outputs take more than the device's free memory, and
+    /// [`Error::TooManyScales`], before anything is allocated; errors of the device, after which nothing
+    /// stays allocated.
     pub fn with_capacity(
         device: &Arc<dyn Device>,
         plan: &Plan,
         capacity: Capacity,
     ) -> Result<Self, Error> {
         let layout = plan.output_layout(capacity)?;
+        let needed = layout.iter().map(|tensor| tensor.bytes).sum();
+        require_memory(&**device, plan, capacity, needed)?;
         let (output, memory) = Allocations::with(device, |memory| {
             let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
             DispatchOutput::from_addresses(plan, capacity, &at)
@@ -170,6 +177,28 @@ impl DispatchBuffers {
                 .free()
                 .and(inputs.map_or(Ok(()), |of| of.free()))
         }
+    }
+}
+
+/// Refuses outputs of `needed` bytes that the device has no memory for.
+fn require_memory(
+    device: &dyn Device,
+    plan: &Plan,
+    capacity: Capacity,
+    needed: u64,
+) -> Result<(), Error> {
+    match device.free_memory()? {
+        Some(free) if free < needed => Err(Error::Capacity(Problem {
+            field: "rows",
+            value: capacity.rows.to_string(),
+            rule: format!(
+                "the outputs take {needed} bytes (receive {}, format {}), and {} has {free} bytes free",
+                plan.config().receive,
+                plan.config().format,
+                device.name()
+            ),
+        })),
+        _ => Ok(()),
     }
 }
 

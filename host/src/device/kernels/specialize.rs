@@ -5,7 +5,7 @@
 
 use std::mem::offset_of;
 
-use ferry_layout::{COMMON_OFFSET, Common, Kernel, Shape};
+use ferry_layout::{COMMON_OFFSET, Common, DispatchRow, Kernel, Shape};
 use ferry_ptx::Module;
 
 mod folding;
@@ -69,6 +69,11 @@ fn constant(line: &str, common: &Common) -> Option<String> {
     // The shape, and all fields after it, which follow from it.
     let constants = offset_of!(Common, shape)..size_of::<Common>();
     if !constants.contains(&start) || start + bytes > constants.end {
+        return None;
+    }
+    // Plans of one shape may align rows differently.
+    let alignment = offset_of!(Common, row) + DispatchRow::ALIGNMENT_OFFSET;
+    if start < alignment + 4 && alignment < start + bytes {
         return None;
     }
     let value = &bytemuck::bytes_of(common)[start..start + bytes];

@@ -4,7 +4,7 @@
 use ferry_layout::{Counter, Rank, ReceiveLayout, Region, Table};
 
 use super::Receiver;
-use crate::dispatch::counts::wait_for_experts;
+use crate::dispatch::experts::wait_for_experts;
 use crate::dispatch::overflow::{offsets_word, report};
 use crate::dispatch::receive::wait_for_token_counts;
 use crate::machine::{LANES, Machine};

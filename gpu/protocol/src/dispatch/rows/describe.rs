@@ -4,7 +4,8 @@ use ferry_layout::{Header, NOT_ROUTED, Rank, ReceiveLayout, Table};
 
 use super::Receiver;
 use crate::dispatch::batch::Batch;
-use crate::machine::{LANES, Machine};
+use crate::dispatch::fill::fill_words;
+use crate::machine::Machine;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
 use crate::work::partition::Partition;
@@ -247,29 +248,10 @@ impl<M: Machine> Receiver<'_, M> {
             false => top_k,
         };
         let words = |each: u64| first * each..end * each;
-        self.fill_words(Table::ReceivedIds, words(id_words), ABSENT, partition);
-        self.fill_words(Table::ReceivedWeights, words(top_k), 0, partition);
-        self.fill_words(Table::SrcInfo, words(2), ABSENT, partition);
-    }
-
-    /// Writes `value` to a range of words of a table: this warp's share.
-    #[inline(always)]
-    fn fill_words(
-        &self,
-        table: Table,
-        words: core::ops::Range<u64>,
-        value: u32,
-        partition: Partition,
-    ) {
         let machine = self.launch.machine;
-        let mut first = words.start + (partition.index * LANES) as u64;
-        while first < words.end {
-            machine.lanes(|lane| {
-                if first + (lane as u64) < words.end {
-                    machine.write(table, first + lane as u64, value);
-                }
-            });
-            first += (partition.of * LANES) as u64;
-        }
+        let fill = |table, words, value| fill_words(machine, table, words, value, partition);
+        fill(Table::ReceivedIds, words(id_words), ABSENT);
+        fill(Table::ReceivedWeights, words(top_k), 0);
+        fill(Table::SrcInfo, words(2), ABSENT);
     }
 }

@@ -4,10 +4,11 @@ use ferry_layout::{ReceiveLayout, SENTINEL, Table, Tensor, TokenFormat};
 
 use super::Receiver;
 use crate::dispatch::destination::{Destinations, read_assignments, take_header};
+use crate::dispatch::fill::clear_row;
 use crate::dispatch::scales;
+use crate::machine::Machine;
 use crate::machine::miss::TimedOut;
-use crate::machine::rows::{ByteRange, Row};
-use crate::machine::{LANES, Machine};
+use crate::machine::rows::Row;
 use crate::work::item::{Item, RowLocation};
 
 impl<M: Machine> Receiver<'_, M> {
@@ -116,29 +117,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// Writes zeros to a row of the outputs: payload and scales.
     #[inline(always)]
     pub(super) fn clear_row(&self, row: u32) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
-        let range = ByteRange::part(common.row.payload_bytes, 0, 1);
-        let to = machine.row(Row::Tensor(Tensor::Output, row));
-        let mut start = range.start;
-        while start < range.end {
-            machine.store_tile(to, start, range.end, &[M::Vector::default()]);
-            start += M::WARP_BYTES;
-        }
         let (scales, stride) = self.scales_of(row);
-        for first in (0..common.row.scale_words).step_by(LANES as usize) {
-            machine.lanes(|lane| {
-                if first + lane < common.row.scale_words {
-                    let index = scales + (first + lane) as u64 * stride;
-                    machine.write(Table::Scales, index, 0);
-                }
-            });
-        }
-        if common.shape.sizes().has_row_scale {
-            machine.lanes(|lane| {
-                if lane == 0 {
-                    machine.write_half(Table::RowScales, row as u64, 0);
-                }
-            });
-        }
+        clear_row(self.launch, row, scales, stride);
     }
 }

@@ -1,0 +1,31 @@
+//! Padded blocks of experts: every table and row, sums with weights that are given to combine, and experts
+//! that get more rows than their blocks hold, in the simulator.
+
+use ferry::layout::Region;
+use ferry_tests::rig::{Case, Run, padded_case};
+
+fn all(seeds: std::ops::Range<u64>, case: impl Fn(u64) -> Case) -> usize {
+    let mut told = 0;
+    for seed in seeds {
+        let run = Run::of(&case(seed));
+        let of_blocks = run.input_faults.iter();
+        told += of_blocks
+            .filter(|fault| fault.region == Region::ExpertBlock)
+            .count();
+        let above = run.expected.iter().flat_map(|round| &round.above_blocks);
+        let lacks = above.flatten().count();
+        assert!(lacks == 0 || !run.input_faults.is_empty(), "seed {seed}");
+        run.expect_success();
+    }
+    told
+}
+
+#[test]
+fn any_case_1() {
+    assert!(all(70_000..70_200, padded_case) > 0, "no block overflows");
+}
+
+#[test]
+fn any_case_2() {
+    assert!(all(70_200..70_400, padded_case) > 0, "no block overflows");
+}
