@@ -124,13 +124,14 @@ FIELD(ferry_plan_info, max_scale_blocks_distinct, 72);
 FIELD(ferry_plan_info, max_sms, 80);
 FIELD(ferry_plan_info, view_row_stride, 88);
 
-SIZE(ferry_dispatch_input, 528);
+SIZE(ferry_dispatch_input, 632);
 FIELD(ferry_dispatch_input, size, 0);
 FIELD(ferry_dispatch_input, x, 8);
 FIELD(ferry_dispatch_input, topk_ids, 112);
 FIELD(ferry_dispatch_input, topk_weights, 216);
 FIELD(ferry_dispatch_input, input_scale, 320);
 FIELD(ferry_dispatch_input, tokens_on_device, 424);
+FIELD(ferry_dispatch_input, x_scales, 528);
 
 SIZE(ferry_combine_input, 1048);
 FIELD(ferry_combine_input, size, 0);

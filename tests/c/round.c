@@ -482,6 +482,7 @@ int main(int count, char **arguments) {
     test_bad_input(group, simulated);
     test_formats(group);
     test_rows(group);
+    test_encoded(group);
     test_options(group);
     test_silu(group);
     test_graph(group, simulated);

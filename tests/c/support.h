@@ -100,7 +100,7 @@ typedef struct round_input {
 } round_input;
 round_input make_input(const rank_state *rank, int bad_token);
 
-// The parts. bad_input.c, formats.c, modes.c, options.c, queries.c, rows.c
+// The parts. bad_input.c, encoded.c, formats.c, modes.c, options.c, queries.c, rows.c
 void test_bad_input(ferry_group *group, int simulated);
 void test_options(ferry_group *group);
 void test_formats(ferry_group *group);
@@ -112,5 +112,6 @@ void test_plan(ferry_group *group);
 void test_pointers_of_device(ferry_group *group, int simulated);
 void test_kernels(void);
 void test_rows(ferry_group *group);
+void test_encoded(ferry_group *group);
 
 #endif

@@ -1,16 +1,20 @@
 //! Replays given tensors, so that anyone can compare Ferry with a reference of their own.
 
+mod encoded;
 mod file;
 mod rows;
 mod stored;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
+use crate::formats::{self, Strides};
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
@@ -60,6 +64,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// have ids and src_info -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`,
 /// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
 /// with --transposed-scales `[hidden / 128, rows]`.
+///
+/// With --pass-through dispatch is not given `x.r`, which the experts still take, but for each rank r `codes.r`
+/// u8 `[tokens, bytes of codes]` and `x_scales.r`: in fp8 f32 `[tokens, hidden / 128]`, or i32 `[tokens, hidden
+/// / 512]` of four powers of two each, the first in the lowest byte; else u8 `[tokens, groups]`. They arrive as
+/// they are, but for the two words that the guide, "Input that is encoded", names.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32
 /// `[hidden / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32,
@@ -129,6 +138,10 @@ pub struct ReplayArgs {
     /// Write zeros to strided rows without a token
     #[arg(long)]
     clear_absent: bool,
+    /// Give dispatch codes and scales, which are in the file; in fp8 the scales may be transposed, as [hidden /
+    /// 128, tokens]
+    #[arg(long, value_enum, value_name = "PLACES", num_args = 0..=1, default_missing_value = "row-major")]
+    pass_through: Option<Places>,
     /// Make one call for all ranks of a process instead of one for each
     #[arg(long)]
     all_at_once: bool,
@@ -147,6 +160,25 @@ pub struct ReplayArgs {
     /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
+}
+
+/// Places of the scales that dispatch is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Places {
+    /// Token by token.
+    RowMajor,
+    /// A scale of all tokens after the other.
+    Transposed,
+}
+
+impl Places {
+    /// Strides of the tensors.
+    const fn strides(self) -> Strides {
+        match self {
+            Self::RowMajor => Strides::RowMajor,
+            Self::Transposed => Strides::Transposed,
+        }
+    }
 }
 
 /// Type of expert ids.
@@ -204,6 +236,13 @@ fn replay(mut open: OpenGroup, args: &ReplayArgs, given: Result<Given>) -> Resul
     session.count_on_host(args.counts);
     if args.late_weights {
         session.give_weights_late();
+    }
+    if let Some(encoded) = given
+        .encoded
+        .as_ref()
+        .filter(|_| args.pass_through.is_some())
+    {
+        session.give_encoded(&encoded.of_rank);
     }
     let own =
         add_rows(&mut session, args, &given).and_then(|()| round(&mut session, &given, &settings));
@@ -266,8 +305,31 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
     );
     prepare_rows(args, &given)?;
     let settings = settings(args, &given, open.scaled(DEADLINE));
+    let settings = Settings {
+        given: form(args, &given, &settings.config)?,
+        ..settings
+    };
     Plan::new(&open.group, settings.config).with_context(|| args.input.display().to_string())?;
     Ok((given, settings))
+}
+
+/// Form of the tokens that dispatch is given.
+fn form(args: &ReplayArgs, given: &Given, config: &Config) -> Result<formats::Given> {
+    match (&given.encoded, args.pass_through) {
+        (_, None) => Ok(formats::Given::Bf16),
+        (Some(encoded), Some(_)) => {
+            let first = &encoded.of_rank[0];
+            let differs = |rank: &usize| args.skip_a2a && encoded.of_rank[*rank] != *first;
+            if let Some(rank) = (0..encoded.of_rank.len()).find(differs) {
+                bail!(
+                    "with --skip-a2a every rank has the same tokens, but tensor codes.{rank} or x_scales.{rank} \
+                     is not that of rank 0"
+                );
+            }
+            encoded.form(config.format, config.hidden)
+        }
+        (None, Some(_)) => bail!("tensor codes.0 is missing, which --pass-through gives"),
+    }
 }
 
 /// Checks what goes with the layout of received rows alone; the plan checks the rest.
@@ -345,7 +407,10 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         shared_expert: args.shared_expert,
         skip_a2a: args.skip_a2a,
         options: !args.receive.keeps_rows()
-            && (args.residual || args.late_weights || args.ids == Ids::I64),
+            && (args.residual
+                || args.late_weights
+                || args.ids == Ids::I64
+                || args.pass_through.is_some()),
         receive: args.receive,
         transposed_scales: args.transposed_scales,
         clear_absent: args.clear_absent,
@@ -358,134 +423,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         weights: !args.late_weights,
         input_scale: Some(given.input_scale),
         wide_ids: args.ids == Ids::I64,
+        strides: (args.pass_through).map_or(Strides::RowMajor, Places::strides),
         ..Settings::of(config, std::slice::from_ref(problem))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use anyhow::bail;
-    use ferry::Group;
-    use ferry::bootstrap::{Bootstrap, TcpBootstrap};
-    use ferry::simulator::{Lost, Options};
-    use ferry_reference::workload::Routing;
-
-    use super::*;
-    use crate::rig;
-
-    fn given() -> Given {
-        let problem = rig::problem(vec![3, 2], [4, 2, 16], Routing::Uniform, 3);
-        Given {
-            problem,
-            scale: vec![1.0; 4],
-            weights: true,
-            input_scale: 1.0,
-            shared_scale: None,
-            residual: None,
-            initial: [None, None],
-        }
-    }
-
-    fn args(output: PathBuf) -> ReplayArgs {
-        ReplayArgs {
-            input: "in".into(),
-            output,
-            group: GroupKind::Simulated,
-            mode: CombineMode::Reduced,
-            format: TokenFormat::Bf16,
-            scales: None,
-            p2p_world_size: None,
-            split: false,
-            shared_expert: false,
-            skip_a2a: false,
-            residual: false,
-            late_weights: false,
-            receive: ReceiveLayout::ByExpert,
-            ids: Ids::I32,
-            combine: None,
-            combine_weights: false,
-            initial: false,
-            transposed_scales: false,
-            clear_absent: false,
-            all_at_once: false,
-            counts: false,
-            give_up: false,
-            seed: 1,
-            ranks: None,
-            group_args: GroupArgs::default(),
-        }
-    }
-
-    /// Replay of a process.
-    struct Process {
-        options: Options,
-        args: ReplayArgs,
-        given: Result<Given>,
-    }
-
-    /// Two processes, each with a simulated group of its own, talk to each other beside it. The
-    /// first fails as `spoil` says; what both say.
-    fn told(spoil: fn(&mut Process)) -> [String; 2] {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let process = move |rank: u32| {
-            let wait = Duration::from_secs(5);
-            let mut tcp = TcpBootstrap::connect(rank, 2, address, wait).unwrap();
-            let name = format!("ferry-replay-{}-{}", std::process::id(), address.port());
-            let path = std::env::temp_dir().join(name);
-            let mut process = Process {
-                options: Options::new(2, 1),
-                args: args(path.clone()),
-                given: Ok(given()),
-            };
-            if rank == 0 {
-                spoil(&mut process);
-            }
-            let group = Group::simulated_with(process.options).unwrap();
-            let gather = Box::new(move |bytes: &[u8]| {
-                let mut all = tcp.all_gather(bytes)?;
-                // Each simulated group has all ranks, so one process's tensors are all.
-                if safetensors::SafeTensors::deserialize(bytes).is_ok() {
-                    all.truncate(1);
-                }
-                Ok(all)
-            });
-            let open = OpenGroup::new(group, gather);
-            let result = replay(open, &process.args, process.given);
-            // The second may have written before it heard of the first.
-            let _ = std::fs::remove_file(path);
-            format!("{:#}", result.unwrap_err())
-        };
-        let threads = [0, 1].map(|rank| std::thread::spawn(move || process(rank)));
-        threads.map(|thread| thread.join().unwrap())
-    }
-
-    #[test]
-    fn where_one_process_fails_all_say_why() {
-        let both = |words: &str, spoil| {
-            for text in told(spoil) {
-                assert!(text.contains(words), "{text}; wanted: {words}");
-            }
-        };
-        both("no file", |process| {
-            process.given = (|| bail!("no file"))();
-        });
-        both("tensors of 3 ranks", |process| {
-            process.given.as_mut().unwrap().problem.ranks = 3;
-        });
-        both("p2p_world_size is 3", |process| {
-            process.args.p2p_world_size = Some(3);
-        });
-        // In the round, which only this process's group has trouble with.
-        both("in time", |process| {
-            process.options.lost = Some(Lost {
-                rank: 1,
-                after_steps: 0,
-            });
-        });
-        both("no such folder", |process| {
-            process.args.output = std::env::temp_dir().join("no such folder").join("out");
-        });
     }
 }

@@ -8,7 +8,7 @@ use ferry_tests::rig::{
     Case, Dice, HALVES, Return, Run, Session, Settings, any_case, any_rows_case, factors,
     inline_case, some_keep_rows,
 };
-use ferry_tests::verify::{Compared, Contents, Oracle};
+use ferry_tests::verify::{Contents, Oracle};
 
 /// A case of a seed for a session, which makes rounds of its own.
 fn session_case(seed: u64) -> Case {
@@ -45,7 +45,7 @@ impl Rig {
 
     fn oracle(&self, round: usize) -> Oracle {
         let (problem, scale) = (self.case.problem(round), self.scale(round));
-        let compared = Compared::with_shared(self.case.shared_expert);
+        let compared = self.case.compared();
         Oracle::of(&problem, &scale, self.case.format, compared)
     }
 

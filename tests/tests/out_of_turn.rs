@@ -8,7 +8,7 @@ use ferry_tests::damaged::guarded::GuardedGroup;
 use ferry_tests::rig::{
     Case, Dice, HALVES, Return, Session, Settings, any_case, factors, inline_case,
 };
-use ferry_tests::verify::{Compared, Oracle};
+use ferry_tests::verify::Oracle;
 
 /// Launches of one half on each rank.
 type Piece = Vec<(Rank, device::Launch)>;
@@ -92,7 +92,7 @@ impl Rig {
         self.session.upload(0, &problem).unwrap();
         self.session.poison().unwrap();
         let scale = factors(self.case.experts, round);
-        let compared = Compared::with_shared(self.case.shared_expert);
+        let compared = self.case.compared();
         let oracle = Oracle::of(&problem, &scale, self.case.format, compared);
         for half in 0..HALVES {
             piece(self, half);

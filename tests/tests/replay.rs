@@ -1,5 +1,7 @@
 //! Replays of given tensors: what comes back, and what is said of files that do not fit.
 
+#[path = "replay/encoded.rs"]
+mod encoded_input;
 #[path = "replay/options.rs"]
 mod options;
 #[path = "replay/rows.rs"]

@@ -6,6 +6,7 @@ use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
 use crate::host_counts::HostCounts;
 use crate::scale_placement;
+use crate::sentinel::{SENTINEL, avoid_sentinel};
 use crate::shape::{Rank, Shape};
 use crate::silu::Activation;
 use crate::window::Window;
@@ -104,7 +105,7 @@ pub const COMMON_OFFSET: usize = 24;
 /// One of the user's tensors that is read or written row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tensor {
-    /// Input tokens of dispatch; read only.
+    /// Input tokens of dispatch, which the user may have encoded; read only.
     Input,
     /// Output tokens of dispatch.
     Output,
@@ -130,6 +131,12 @@ pub trait Arguments: Copy {
 
     /// The last word that kernels need soon, far from the first ones: loading it fetches its cache line.
     fn last_word(&self) -> u64;
+
+    /// Word that travels for a word of all ones of [`Tensor::Input`], if that is copied.
+    #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        avoid_sentinel(SENTINEL)
+    }
 
     /// Bytes of a row of a tensor.
     #[inline(always)]
@@ -290,7 +297,7 @@ impl Arguments for CombineArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DispatchArgs {
-    /// BF16 `[tokens, hidden]`, rows `x_stride` bytes apart.
+    /// BF16 `[tokens, hidden]`, or codes of the format, rows `x_stride` bytes apart.
     pub x: u64,
     /// i32 `[tokens, top_k]`.
     pub topk_ids: u64,

@@ -21,6 +21,9 @@ pub enum FaultKind {
     DuplicateExpert,
     /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
+    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
+    /// of a byte, `0xfe` and then three times `0xff`. It arrived as `0xffffffff`, all NaNs.
+    LostScales,
     /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
     /// the others count as not routed here, so combine adds nothing for them: sums of tokens of any rank may
     /// lack terms, and in exact mode a lost row counts as zeros, times its weight. Only the rank whose
@@ -65,15 +68,18 @@ pub enum Region {
     ScaleBlocks,
     /// The last launch of this rank.
     LastLaunch,
+    /// The user's scales of tokens that are encoded already.
+    InputScales,
 }
 
 impl FaultKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::PeerTimeout,
         Self::LocalTimeout,
         Self::InvalidExpert,
         Self::DuplicateExpert,
         Self::TooManyOnDevice,
+        Self::LostScales,
         Self::OutputTooSmall,
         Self::RowOutOfBounds,
         Self::TooManyTokens,
@@ -94,7 +100,7 @@ const fn is_input(kind: u64) -> bool {
 }
 
 impl Region {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -107,6 +113,7 @@ impl Region {
         Self::TokensOnDevice,
         Self::ScaleBlocks,
         Self::LastLaunch,
+        Self::InputScales,
     ];
 
     const fn name(self) -> &'static str {
@@ -123,6 +130,7 @@ impl Region {
             Self::TokensOnDevice => "tokens_on_device",
             Self::ScaleBlocks => "blocks of tiled scales",
             Self::LastLaunch => "last launch",
+            Self::InputScales => "x_scales",
         }
     }
 }
@@ -145,6 +153,7 @@ pub struct Fault {
     /// | `TooManyTokens` | the rank that claims them |
     /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
     /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank, the only cause |
+    /// | `LostScales` | this rank; token `index` |
     pub peer: Rank,
     /// Rank at which the chain of waiting ranks begins, for a [`PeerTimeout`](FaultKind::PeerTimeout):
     /// `peer`, or if that had aborted itself, the rank that it had timed out on. For all other kinds this
@@ -267,6 +276,11 @@ impl fmt::Display for Fault {
                 f,
                 "rank {rank}: {what} is {saw}, but x has {wanted} rows; these were taken ({kernel}, round \
                  {epoch})"
+            ),
+            FaultKind::LostScales => write!(
+                f,
+                "rank {rank}, token {index}: word {wanted} of its {what} is {saw:#x}, which no row carries; \
+                 it arrived as 0xffffffff ({kernel}, round {epoch})"
             ),
             FaultKind::RowOutOfBounds => write!(
                 f,

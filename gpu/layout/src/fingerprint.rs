@@ -6,6 +6,7 @@ use crate::args::{
     CombineArgs, Common, DispatchArgs, DispatchCountsArgs, GiveUpArgs, PROTOCOL_VERSION, SiluArgs,
 };
 use crate::dispatch_row::DispatchRow;
+use crate::encoded::EncodedInput;
 use crate::epilogue::Steps;
 use crate::fault::FaultPage;
 use crate::host_counts::HostCounts;
@@ -66,7 +67,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
-            rows
+            rows, encoded
         }
         CombineOptions {
             row_weights, shared_of, shared_index, tokens_on_device, output, has_epilogue, reserved,
@@ -75,6 +76,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         ReceivedRows {
             ids, weights, of_source, of_expert, is_on, layout, clears_absent, transposes_scales
         }
+        EncodedInput { scales, row_stride, word_stride, all_ones, is_packed }
         ReturnedRows { initial, second_initial, weights, combined_weights, is_on, layout }
         DispatchWith { args, options }
         CombineWithAny { args, options, epilogue }

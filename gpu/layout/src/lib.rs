@@ -9,6 +9,7 @@ mod args;
 mod block_histogram;
 mod culprit;
 mod dispatch_row;
+mod encoded;
 mod epilogue;
 mod epoch;
 mod fault;
@@ -37,6 +38,7 @@ pub use args::{
 pub use block_histogram::{BlockHistogram, dot_bytes};
 pub use culprit::CulpritWord;
 pub use dispatch_row::DispatchRow;
+pub use encoded::EncodedInput;
 pub use epilogue::{EPILOGUE_ELEMENTS, Epilogue, Load, NoEpilogue, OutputElement, Steps};
 pub use epoch::{Epoch, Tagged};
 pub use fault::{Fault, FaultKind, FaultPage, LastRecord, Region};
@@ -61,7 +63,7 @@ pub use options::{
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;
-pub use sentinel::{SENTINEL, avoid_sentinel, restore_sentinel};
+pub use sentinel::{LOST_SCALES, SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{CombineMode, ROW_SCALE_BYTES, Rank, Shape};
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};

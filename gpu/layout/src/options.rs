@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
+use crate::encoded::EncodedInput;
 use crate::epilogue::OutputElement;
 use crate::receive::ReceiveLayout;
 use crate::workspace::Table;
@@ -28,6 +29,8 @@ pub struct DispatchOptions {
     pub reserved: u32,
     /// Outputs of rows that stay as they came.
     pub rows: ReceivedRows,
+    /// Scales of tokens that the user has encoded.
+    pub encoded: EncodedInput,
 }
 
 /// Outputs of a dispatch whose rows stay as they came. All zero: rows are put in expert order.
@@ -151,6 +154,7 @@ impl DispatchOptions {
         wide_ids: 0,
         reserved: 0,
         rows: ReceivedRows::NONE,
+        encoded: EncodedInput::NONE,
     };
 }
 
@@ -334,6 +338,14 @@ impl Arguments for DispatchWith {
     }
 
     #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        match self.options.encoded.all_ones {
+            0 => self.args.all_ones_of_input(),
+            word => word,
+        }
+    }
+
+    #[inline(always)]
     fn row_stride(&self, tensor: Tensor) -> u32 {
         self.args.row_stride(tensor)
     }
@@ -342,6 +354,7 @@ impl Arguments for DispatchWith {
     fn user_table(&self, table: Table) -> u64 {
         match table {
             Table::TokensOnDevice => self.options.tokens_on_device,
+            Table::InputScales => self.options.encoded.scales,
             Table::ReceivedIds => self.options.rows.ids,
             Table::ReceivedWeights => self.options.rows.weights,
             Table::SourceRows => self.options.rows.of_source,
@@ -411,6 +424,11 @@ impl<A: Arguments> Arguments for AsTheyCame<A> {
     #[inline(always)]
     fn last_word(&self) -> u64 {
         self.0.last_word()
+    }
+
+    #[inline(always)]
+    fn all_ones_of_input(&self) -> u32 {
+        self.0.all_ones_of_input()
     }
 
     #[inline(always)]

@@ -14,8 +14,12 @@ pub const fn avoid_sentinel(word: u32) -> u32 {
     if word < SENTINEL { word } else { SENTINEL - 1 }
 }
 
-/// Word of scales from its [`avoid_sentinel`]. No word of scales is one less than [`SENTINEL`] itself: f32
-/// scales are positive, e4m3 scales are never `0xff`, and e8m0 scales never 254.
+/// Word that no row carries among its scales: [`restore_sentinel`] takes it for [`SENTINEL`]. Only a user who
+/// encodes tokens can give it: no encoder makes f32 scales that are NaN, e4m3 scales of `0xff`, or e8m0
+/// scales of 254.
+pub const LOST_SCALES: u32 = SENTINEL - 1;
+
+/// Word of scales from its [`avoid_sentinel`]. No word of scales is [`LOST_SCALES`].
 #[inline(always)]
 pub const fn restore_sentinel(word: u32) -> u32 {
     if word == SENTINEL - 1 { SENTINEL } else { word }

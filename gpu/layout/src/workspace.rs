@@ -79,6 +79,8 @@ pub enum Table {
     RowScales,
     /// `[1]` f32 bits, the user's; read only.
     InputScale,
+    /// Scales of tokens that the user has encoded: see [`EncodedInput`](crate::EncodedInput); read only.
+    InputScales,
     /// `[1]` number of tokens, the user's; read only.
     TokensOnDevice,
     /// Counts for the host, in its memory: see [`HostCounts`](crate::HostCounts).

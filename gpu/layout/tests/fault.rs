@@ -3,19 +3,20 @@
 use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
 use proptest::prelude::*;
 
-const KINDS: [FaultKind; 9] = [
+const KINDS: [FaultKind; 10] = [
     FaultKind::PeerTimeout,
     FaultKind::LocalTimeout,
     FaultKind::InvalidExpert,
     FaultKind::DuplicateExpert,
     FaultKind::TooManyOnDevice,
+    FaultKind::LostScales,
     FaultKind::OutputTooSmall,
     FaultKind::RowOutOfBounds,
     FaultKind::TooManyTokens,
     FaultKind::OutOfTurn,
 ];
 
-const REGIONS: [Region; 12] = [
+const REGIONS: [Region; 13] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -28,6 +29,7 @@ const REGIONS: [Region; 12] = [
     Region::TokensOnDevice,
     Region::ScaleBlocks,
     Region::LastLaunch,
+    Region::InputScales,
 ];
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Rows that pass through a warp's registers.
 
-use ferry_layout::{Arguments, ByteOffset, SENTINEL, avoid_sentinel};
+use ferry_layout::{Arguments, ByteOffset, SENTINEL};
 #[cfg(ferry_sm = "90")]
 use ferry_layout::{PIPELINE_BYTES, PIPELINE_STAGES};
 #[cfg(ferry_sm = "90")]
@@ -105,7 +105,8 @@ impl<A: Arguments, const SHMEM: bool> Tiles for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn avoid_sentinel(&self, vector: Vector) -> Vector {
-        vector.map(avoid_sentinel)
+        let all_ones = self.args.all_ones_of_input();
+        vector.map(|word| if word < SENTINEL { word } else { all_ones })
     }
 
     #[inline(always)]

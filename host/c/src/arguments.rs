@@ -16,8 +16,8 @@ use crate::tensor::{ferry_tensor, shown};
 pub struct ferry_dispatch_input {
     /// sizeof(ferry_dispatch_input).
     pub size: usize,
-    /// FERRY_BF16 [tokens, hidden], 16-byte aligned. The only tensor whose rows may be apart: strides[0]
-    /// is a multiple of 8.
+    /// FERRY_BF16 [tokens, hidden], 16-byte aligned. Rows may be apart: strides[0] is a multiple of 16 bytes.
+    /// With x_scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
     pub x: ferry_tensor,
     /// FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
     /// ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
@@ -32,6 +32,16 @@ pub struct ferry_dispatch_input {
     /// FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
     /// Needs ferry_config.options.
     pub tokens_on_device: ferry_tensor,
+    /// Scales of an x that is encoded already, 4-byte aligned. None: x is FERRY_BF16, and dispatch encodes
+    /// it. Each rank's and call's own choice; by expert it needs ferry_config.options. Blockwise FP8:
+    /// FERRY_F32 [tokens, hidden / 128] with any strides, for example {1, tokens} if they are transposed;
+    /// or FERRY_I32 [tokens, hidden / 512] with any strides: four powers of two (E8M0) in each, the first in
+    /// the lowest byte, which arrive as f32. MXFP8, MXFP4: FERRY_E8M0 [tokens, hidden / 32]; NVFP4 without
+    /// row scales: FERRY_E4M3 [tokens, hidden / 16]; strides[0] is a multiple of 4. Not with input_scale.
+    /// Codes and scales arrive with the bits that they have, but for two 32-bit words: four FERRY_E4M3 codes
+    /// 0xff arrive as 0x7f 0xff 0xff 0xff, all NaN, and a word of scales 0xfffffffe arrives as 0xffffffff,
+    /// all NaN, and is an input fault, FERRY_FAULT_LOST_SCALES.
+    pub x_scales: ferry_tensor,
 }
 sized!(ferry_dispatch_input, 528);
 
@@ -146,6 +156,7 @@ impl ferry_dispatch_input {
                 topk_weights: self.topk_weights.get("topk_weights")?,
                 input_scale: self.input_scale.get("input_scale")?,
                 tokens_on_device: self.tokens_on_device.get("tokens_on_device")?,
+                x_scales: self.x_scales.get("x_scales")?,
             })
         }
     }

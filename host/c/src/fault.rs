@@ -36,6 +36,9 @@ pub enum ferry_fault_kind {
     /// twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     /// was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
+    /// A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff arrived, all NaN.
+    /// wanted is the word's index among the token's scales.
+    FERRY_FAULT_LOST_SCALES = 10,
 }
 
 /// Memory that a kernel was waiting for or reading.
@@ -66,6 +69,8 @@ pub enum ferry_region {
     FERRY_REGION_SCALE_BLOCKS = 10,
     /// The previous launch of this rank.
     FERRY_REGION_LAST_LAUNCH = 11,
+    /// The caller's x_scales.
+    FERRY_REGION_INPUT_SCALES = 12,
 }
 
 /// A kernel.
@@ -223,6 +228,7 @@ const fn kind(kind: FaultKind) -> ferry_fault_kind {
         FaultKind::OutputTooSmall => FERRY_FAULT_OUTPUT_TOO_SMALL,
         FaultKind::TooManyTokens => FERRY_FAULT_TOO_MANY_TOKENS,
         FaultKind::OutOfTurn => FERRY_FAULT_OUT_OF_TURN,
+        FaultKind::LostScales => FERRY_FAULT_LOST_SCALES,
     }
 }
 
@@ -241,6 +247,7 @@ const fn region(region: Region) -> ferry_region {
         Region::TokensOnDevice => FERRY_REGION_TOKENS_ON_DEVICE,
         Region::ScaleBlocks => FERRY_REGION_SCALE_BLOCKS,
         Region::LastLaunch => FERRY_REGION_LAST_LAUNCH,
+        Region::InputScales => FERRY_REGION_INPUT_SCALES,
     }
 }
 

@@ -21,21 +21,25 @@ pub(crate) struct DispatchInput {
 #[pymethods]
 impl DispatchInput {
     #[new]
-    #[pyo3(signature = (x, topk_ids, topk_weights=None, input_scale=None, tokens_on_device=None))]
+    #[pyo3(signature = (
+        x, topk_ids, topk_weights=None, input_scale=None, tokens_on_device=None, x_scales=None
+    ))]
     fn new(
         x: &Bound<'_, Tensor>,
         topk_ids: &Bound<'_, Tensor>,
         topk_weights: Option<&Bound<'_, Tensor>>,
         input_scale: Option<&Bound<'_, Tensor>>,
         tokens_on_device: Option<&Bound<'_, Tensor>>,
+        x_scales: Option<&Bound<'_, Tensor>>,
     ) -> PyResult<Self> {
         let input = ferry::DispatchInput {
             topk_weights: optional(topk_weights, "topk_weights")?,
             input_scale: optional(input_scale, "input_scale")?,
             tokens_on_device: optional(tokens_on_device, "tokens_on_device")?,
+            x_scales: optional(x_scales, "x_scales")?,
             ..ferry::DispatchInput::new(x.get().of("x")?, topk_ids.get().of("topk_ids")?)
         };
-        let rest = [topk_weights, input_scale, tokens_on_device];
+        let rest = [topk_weights, input_scale, tokens_on_device, x_scales];
         Ok(Self {
             input,
             _kept: keep([Some(x), Some(topk_ids)].into_iter().chain(rest)),

@@ -10,8 +10,8 @@ pub(crate) struct Fault(pub(crate) ferry::Fault);
 #[pymethods]
 impl Fault {
     /// ``"PeerTimeout"``, ``"LocalTimeout"``, ``"InvalidExpert"``, ``"DuplicateExpert"``,
-    /// ``"TooManyOnDevice"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``, ``"TooManyTokens"`` or
-    /// ``"OutOfTurn"``.
+    /// ``"TooManyOnDevice"``, ``"LostScales"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``,
+    /// ``"TooManyTokens"`` or ``"OutOfTurn"``.
     #[getter]
     fn kind(&self) -> String {
         format!("{:?}", self.0.kind)

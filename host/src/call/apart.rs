@@ -18,7 +18,8 @@ impl DispatchOutput {
         let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
         let scale = ("input_scale", extent(input.input_scale.as_ref()));
         let count = ("tokens_on_device", extent(input.tokens_on_device.as_ref()));
-        self.require_outside(&input.x, &[ids, weights, scale, count])
+        let scales = ("x_scales", input.extent_of_scales());
+        self.require_outside(&input.x, &[ids, weights, scale, count, scales])
     }
 
     /// [`require_apart`](Self::require_apart) for the wait of a split dispatch, which reads inputs only for a
@@ -28,7 +29,8 @@ impl DispatchOutput {
             return Ok(());
         }
         let scale = ("input_scale", extent(sent.input.input_scale.as_ref()));
-        self.require_outside(&sent.input.x, &[scale])
+        let scales = ("x_scales", sent.input.extent_of_scales());
+        self.require_outside(&sent.input.x, &[scale, scales])
     }
 
     fn require_outside(&self, x: &Tensor<2>, read: &[Named]) -> Result<(), Error> {
@@ -79,9 +81,10 @@ impl Extent {
     }
 }
 
-/// Whether rows of BF16, which may have a stride, have a byte in common with `written`.
+/// Whether rows that may have a stride have a byte in common with `written`.
 fn rows_overlap(x: &Tensor<2>, written: &Extent) -> bool {
-    let [rows, row_bytes] = [x.dims[0], 2 * x.dims[1]].map(|count| count as u64);
+    let bytes = |elements: usize| elements as u64 * u64::from(x.data_type.bits()) / 8;
+    let (rows, row_bytes) = (x.dims[0] as u64, bytes(x.dims[1]));
     if rows == 0 || written.bytes == 0 {
         return false;
     }
@@ -90,7 +93,7 @@ fn rows_overlap(x: &Tensor<2>, written: &Extent) -> bool {
     };
     let stride = match rows {
         1 => row_bytes,
-        _ => 2 * x.strides[0] as u64,
+        _ => bytes(x.strides[0]),
     };
     if stride < row_bytes {
         // Rows that overlap leave no gaps.

@@ -2,7 +2,8 @@
 
 use bytemuck::Zeroable;
 use ferry_layout::{
-    Common, DispatchArgs, DispatchOptions, DispatchWith, ReceivedRows, TokenFormat, scale_placement,
+    Common, DispatchArgs, DispatchOptions, DispatchWith, EncodedInput, ReceivedRows, TokenFormat,
+    scale_placement,
 };
 
 use super::{DispatchInput, DispatchOutput, address_or_none};
@@ -16,14 +17,17 @@ use crate::tensor::data_type::DataType;
 
 impl DispatchInput {
     /// The inputs that the wait of a split dispatch needs.
-    pub(crate) fn sent(&self) -> Sent {
-        Sent { input: *self }
+    pub(crate) fn sent(&self, with: &DispatchWith) -> Sent {
+        Sent {
+            input: *self,
+            encoded: with.options.encoded,
+        }
     }
 
     /// Bytes from one row of `x` to the next.
     const fn x_stride(&self) -> u64 {
         // For a single row it may be any number.
-        (self.x.strides[0] as u64).wrapping_mul(2)
+        (self.x.strides[0] as u64).wrapping_mul(self.x.data_type.bits() as u64) / 8
     }
 
     /// The kernels' arguments without outputs.
@@ -36,7 +40,11 @@ impl DispatchInput {
                 max: config.max_tokens_per_rank,
             });
         }
-        self.x.require_rows("x", [tokens, config.hidden])?;
+        let dims = [tokens, config.hidden];
+        let encoded = self.encoded(config.format, dims)?;
+        self.require_scales_of_codes(config.format)?;
+        self.x
+            .require_rows("x", dims, self.element(config.format))?;
         self.require_ids(plan)?;
         if let Some(weights) = &self.topk_weights {
             weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
@@ -63,7 +71,10 @@ impl DispatchInput {
                 input_scale: address_or_none(self.input_scale),
                 ..args_of(common, tokens)
             },
-            options: self.options(plan),
+            options: DispatchOptions {
+                encoded,
+                ..self.options(plan)
+            },
         })
     }
 
@@ -109,23 +120,23 @@ impl DispatchInput {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     /// Input of the first half. With a shared expert, the second half writes its `x`, in the plan's format
-    /// and with its `input_scale`, to the shared expert's rows.
+    /// and with its `input_scale` or `x_scales`, to the shared expert's rows.
     pub(super) input: DispatchInput,
+    /// Its scales, if it is encoded.
+    encoded: EncodedInput,
 }
 
 impl Sent {
     /// The kernels' arguments without outputs. Without a shared expert, no input is read.
     pub(crate) fn args(&self, common: &Common, plan: &Plan) -> DispatchWith {
         let input = &self.input;
-        let mut args = args_of(common, self.tokens());
+        let (mut args, mut options) = (args_of(common, self.tokens()), input.options(plan));
         if plan.config().shared_expert {
             (args.x, args.x_stride) = (input.x.at.address(), input.x_stride());
             args.input_scale = address_or_none(input.input_scale);
+            options.encoded = self.encoded;
         }
-        DispatchWith {
-            args,
-            options: input.options(plan),
-        }
+        DispatchWith { args, options }
     }
 
     /// Number of rows of `x`.

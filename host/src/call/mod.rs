@@ -3,6 +3,7 @@
 pub(crate) mod buffers;
 pub(crate) mod combine;
 pub(crate) mod dispatch;
+pub(crate) mod encoded;
 pub(crate) mod epilogue;
 pub(crate) mod scales;
 pub(crate) mod silu;
@@ -22,9 +23,12 @@ use crate::tensor::data_type::DataType;
 /// rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
-    /// BF16 `[tokens, hidden]`, 16-byte aligned. The only tensor whose rows may have a stride
+    /// BF16 `[tokens, hidden]`, 16-byte aligned, which dispatch encodes in the plan's format; or with
+    /// [`x_scales`](Self::x_scales) codes of that format, which travel as they are: e4m3 or e2m1 (two a byte, the
+    /// even one in the low half) `[tokens, hidden]`, 16-byte aligned. Rows may have a stride
     /// ([`Tensor::with_row_stride`]). In a split dispatch with a
-    /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale`.
+    /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale` or
+    /// `x_scales`.
     pub x: Tensor<2>,
     /// i32 or i64 `[tokens, top_k]`: the experts of each token, or -1 for "not routed". An id outside
     /// `-1..experts` is not routed either, and reported as a fault. Each rank and call may choose the type;
@@ -49,6 +53,24 @@ pub struct DispatchInput {
     /// warps read the number one by one. Needs [`Config::options`](crate::Config::options), which a
     /// shared expert and `skip_a2a` imply.
     pub tokens_on_device: Option<Tensor<1>>,
+    /// Scales of an `x` that is encoded already; `None`: `x` is BF16. Each rank and call may choose. Any
+    /// codes and scales arrive, in the layout of the plan's outputs, with the bits that they have, but for
+    /// two words of 32 bits, aligned: four e4m3 codes `0xff` arrive as `0x7f, 0xff, 0xff, 0xff` (all NaN),
+    /// and a word of scales `0xfffffffe` as `0xffffffff` (all NaN), which is reported as
+    /// [`FaultKind::LostScales`](crate::FaultKind).
+    ///
+    /// | format | type | shape | strides |
+    /// |---|---|---|---|
+    /// | blockwise FP8 | f32 | `[tokens, hidden / 128]` | any: row-major, or transposed by a stride of 1 between rows |
+    /// | blockwise FP8 | i32 (or u32): four powers of two, e8m0, the first in the lowest byte (packed UE8M0) | `[tokens, hidden / 512]` | any |
+    /// | MXFP8, MXFP4 | e8m0 | `[tokens, hidden / 32]` | rows a multiple of 4 apart |
+    /// | NVFP4 | e4m3 | `[tokens, hidden / 16]` | rows a multiple of 4 apart |
+    ///
+    /// 4-byte aligned. Packed powers of two arrive as the f32 of the same values, in which every one is
+    /// exact; `0xff` as NaN. Not with `input_scale`: the global scale of NVFP4 codes is the caller's, and rows
+    /// do not carry it. By expert it needs [`Config::options`](crate::Config::options), which a shared expert
+    /// and `skip_a2a` imply. Not in formats whose rows have scales of their own, nor in BF16.
+    pub x_scales: Option<Tensor<2>>,
 }
 
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
@@ -242,6 +264,7 @@ impl DispatchInput {
             topk_weights: None,
             input_scale: None,
             tokens_on_device: None,
+            x_scales: None,
         }
     }
 }

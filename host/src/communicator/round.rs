@@ -46,8 +46,8 @@ impl Communicator {
     /// The first half of [`dispatch`](Self::dispatch): sends; [`dispatch_wait`](Self::dispatch_wait) comes
     /// next. The kernel waits until every rank has read the rows of the round before, which is usually the
     /// case when it begins, and for nothing else from its peers. Enqueues only; `input` is in use until
-    /// `stream` has passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x` and
-    /// `input_scale` until `stream` has passed the kernel of the wait. Collective.
+    /// `stream` has passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x`,
+    /// `input_scale` and `x_scales` until `stream` has passed the kernel of the wait. Collective.
     ///
     /// # Errors
     /// Those of [`dispatch`](Self::dispatch) about inputs; [`Error::SplitWithoutTravel`] with
@@ -61,7 +61,7 @@ impl Communicator {
     /// [`combine`](Self::combine), [`combine_async`](Self::combine_async) or [`give_up`](Self::give_up) comes
     /// next. Enqueues only; `output` is in use until `stream` has passed the kernel, which must come after
     /// that of [`dispatch_async`](Self::dispatch_async). The inputs of that call are not read again, except
-    /// `x` and `input_scale` with a [shared expert](crate::Config::shared_expert). Collective.
+    /// `x`, `input_scale` and `x_scales` with a [shared expert](crate::Config::shared_expert). Collective.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if no `dispatch_async` waits for this; [`Error::TooManyScales`],
@@ -182,7 +182,7 @@ impl Communicator {
         };
         let args = output.add_to(args, &self.plan)?;
         output.require_apart(input)?;
-        let received = Received::of(&input.sent(), output);
+        let received = Received::of(&input.sent(&args), output);
         self.prepare(
             stream,
             kernel,
@@ -199,13 +199,9 @@ impl Communicator {
     ) -> Result<Prepared, Error> {
         self.require_split("dispatch_async")?;
         self.require_round("dispatch_async", Round::Idle)?;
-        let args = Args::Dispatch(input.args(&self.common, &self.plan)?);
-        self.prepare(
-            stream,
-            Kernel::DispatchAsync,
-            args,
-            Open::Sent(input.sent(), None),
-        )
+        let args = input.args(&self.common, &self.plan)?;
+        let sent = Open::Sent(input.sent(&args), None);
+        self.prepare(stream, Kernel::DispatchAsync, Args::Dispatch(args), sent)
     }
 
     /// Makes all checks of [`dispatch_wait`](Self::dispatch_wait).

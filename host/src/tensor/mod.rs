@@ -10,8 +10,8 @@ use crate::tensor::handles::DevicePtr;
 /// A view of device memory of the rank that it is passed to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
-/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), except the rows of a dispatch's
-/// `x` ([`with_row_stride`](Tensor::with_row_stride)). Anything else is refused, and so are elements of
+/// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), except a dispatch's `x`
+/// ([`with_row_stride`](Tensor::with_row_stride)) and [`x_scales`](crate::DispatchInput::x_scales). Anything else is refused, and so are elements of
 /// another type than the argument's ([`DataType`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
@@ -77,7 +77,7 @@ impl<const N: usize> Tensor<N> {
     }
 
     /// Checks the type and sizes of the elements, and the address.
-    fn require_elements(
+    pub(crate) fn require_elements(
         &self,
         tensor: &'static str,
         dims: [usize; N],
@@ -110,7 +110,11 @@ impl<const N: usize> Tensor<N> {
     }
 
     /// Checks that there are at least `bytes` bytes at the address; `None` are too many for any.
-    fn require_memory(&self, tensor: &'static str, bytes: Option<u64>) -> Result<(), TensorError> {
+    pub(crate) fn require_memory(
+        &self,
+        tensor: &'static str,
+        bytes: Option<u64>,
+    ) -> Result<(), TensorError> {
         if bytes.is_some_and(|bytes| bytes <= self.at.bytes()) {
             return Ok(());
         }
@@ -126,7 +130,8 @@ impl<const N: usize> Tensor<N> {
 impl Tensor<2> {
     /// Sets the distance between rows to `stride` elements, as in a view of columns; the elements of a row
     /// have no gaps. [`DispatchInput::x`](crate::DispatchInput::x) may be such a tensor, with a stride that
-    /// is a multiple of 8 elements (16 bytes) below 2^31; all others are refused unless there is only one
+    /// is a multiple of 16 bytes (8 elements of BF16) below 2^31 elements, and so may its
+    /// [`x_scales`](crate::DispatchInput::x_scales); all others are refused unless there is only one
     /// row. A stride of 0 repeats one row.
     pub const fn with_row_stride(self, stride: usize) -> Self {
         Self {
@@ -135,13 +140,14 @@ impl Tensor<2> {
         }
     }
 
-    /// [`require`](Self::require) for rows of BF16 that may have a stride.
+    /// [`require`](Self::require) for rows that may have a stride, of 16 bytes or a multiple.
     pub(crate) fn require_rows(
         &self,
         tensor: &'static str,
         dims: [usize; 2],
+        element: Element,
     ) -> Result<(), TensorError> {
-        self.require_elements(tensor, dims, Element::BF16_ROW)?;
+        self.require_elements(tensor, dims, element)?;
         let [rows, columns] = dims;
         let [stride, between] = self.strides;
         if rows == 0 || self.is_contiguous() {
@@ -152,14 +158,18 @@ impl Tensor<2> {
             let wanted = "columns without gaps: make it contiguous".to_owned();
             return refused(tensor, wanted, given);
         }
-        if !stride.is_multiple_of(8) || stride >= 1 << 31 {
-            let wanted = "rows a multiple of 8 elements apart, fewer than 2^31: make it contiguous";
-            return refused(tensor, wanted.to_owned(), given);
+        let (bits, multiple) = (element.data_type.bits(), 128 / element.data_type.bits());
+        if !stride.is_multiple_of(multiple as usize) || stride >= 1 << 31 {
+            let wanted = format!(
+                "rows a multiple of {multiple} elements apart, fewer than 2^31: make it contiguous"
+            );
+            return refused(tensor, wanted, given);
         }
         let elements = (stride as u64)
             .checked_mul(rows as u64 - 1)
             .and_then(|before| before.checked_add(columns as u64));
-        self.require_memory(tensor, elements.and_then(|all| all.checked_mul(2)))
+        let bits = elements.and_then(|all| all.checked_mul(bits.into()));
+        self.require_memory(tensor, bits.map(|bits| bits / 8))
     }
 }
 
@@ -356,7 +366,7 @@ mod tests {
     fn rows_may_have_a_stride_where_an_argument_says_so() {
         let tensor = |dims| Tensor::contiguous(memory(32), DataType::Bf16, dims);
         let told = |tensor: Tensor<2>| {
-            let refused = tensor.require_rows("x", tensor.dims);
+            let refused = tensor.require_rows("x", tensor.dims, Element::BF16_ROW);
             refused.map_err(|error| error.to_string())
         };
         let view = tensor([2, 8]).with_row_stride(16);

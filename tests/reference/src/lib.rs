@@ -39,6 +39,7 @@ mod local;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod passed;
 mod problem;
 mod random;
 mod rows;

@@ -1,11 +1,14 @@
 //! Shapes, routings, formats and modes, split and fused.
 
+mod encoded;
+
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
 use ferry::{CombineMode, Config, Group, ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
+use crate::formats::{Given, Strides};
 use crate::group::{GroupKind, open};
 use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
 use crate::verify::{Compared, Oracle};
@@ -39,6 +42,10 @@ struct Case {
     receive: ReceiveLayout,
     /// Whether the scales of received rows are transposed.
     transposed: bool,
+    /// Form of the tokens that dispatch is given.
+    given: Given,
+    /// Places of their scales, if they are encoded.
+    strides: Strides,
 }
 
 /// Tokens of the ranks.
@@ -85,6 +92,8 @@ const fn row(
         all_at_once: false,
         receive: ReceiveLayout::ByExpert,
         transposed: false,
+        given: Given::Bf16,
+        strides: Strides::RowMajor,
     }
 }
 
@@ -278,7 +287,7 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
     });
     let plain = CASES.into_iter().chain(on_few).chain(without_weights);
     let by_expert = plain.chain(with_shared_expert(ranks)).chain(at_once);
-    by_expert.chain(of_rows())
+    by_expert.chain(of_rows()).chain(encoded::cases())
 }
 
 /// A round's problem. All weights are 1 if dispatch is given none.
@@ -396,7 +405,10 @@ fn run_case(
         .map(|round| problem(suite, case, ranks, round))
         .collect();
     let scale = factors(experts, 0);
-    let compared = Compared::with_shared(case.shared);
+    let compared = Compared {
+        given: case.given,
+        ..Compared::with_shared(case.shared)
+    };
     let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let sizes = Config {
@@ -404,6 +416,7 @@ fn run_case(
         shared_expert: case.shared,
         receive: case.receive,
         transposed_scales: case.transposed,
+        options: case.given.is_encoded() && !case.receive.keeps_rows(),
         ..Config::new(experts, top_k, hidden, most)
     };
     let room = Settings::of(sizes, &problems).with_spare(3, 1);
@@ -438,6 +451,8 @@ fn run_case(
             wide_ids: keeps_rows && split,
             apart: !weights,
             weights: case.weights,
+            given: case.given,
+            strides: case.strides,
             config,
             ..room
         };

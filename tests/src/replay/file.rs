@@ -8,8 +8,8 @@ use ferry_reference::{Problem, RankInput, bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::rows;
 use super::stored::{Stored, Tensors, bytes_of};
+use super::{encoded, rows};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
 use crate::verify::{Contents, RankOutputs, Received};
@@ -30,6 +30,8 @@ pub struct Given {
     pub residual: Option<Vec<Vec<bf16>>>,
     /// Rows that the sums of rows begin with, by rank, if the file has them.
     pub initial: [Option<Vec<Vec<bf16>>>; 2],
+    /// Tokens that are encoded, by rank, if the file has them.
+    pub encoded: Option<encoded::Tokens>,
 }
 
 /// Reads a file.
@@ -94,7 +96,7 @@ const INITIAL: [&str; 2] = ["initial.", "second_initial."];
 
 /// One more than the highest rank that a tensor named `prefix` and a number belongs to. The
 /// highest, not the first gap: a rank behind a gap would be dropped without a word.
-fn ranks_of(file: &SafeTensors<'_>, prefix: &str) -> Result<usize> {
+pub(super) fn ranks_of(file: &SafeTensors<'_>, prefix: &str) -> Result<usize> {
     let mut ranks = 0;
     for name in file.names() {
         let rank = name.strip_prefix(prefix).unwrap_or_default();
@@ -115,7 +117,8 @@ fn parse(bytes: &[u8]) -> Result<Given> {
     let scale = values(&scale, f32::from_le_bytes);
     let weighted = ranks_of(&file, "topk_weights.")?;
     let mut ranks = weighted;
-    for prefix in ["x.", "topk_ids.", RESIDUAL, INITIAL[0], INITIAL[1]] {
+    let rows = ["x.", "topk_ids.", RESIDUAL, INITIAL[0], INITIAL[1]];
+    for prefix in rows.into_iter().chain(encoded::PREFIXES) {
         ranks = ranks.max(ranks_of(&file, prefix)?);
     }
     let input_scale = parse_input_scale(&file)?;
@@ -139,6 +142,7 @@ fn parse(bytes: &[u8]) -> Result<Given> {
             parse_rows(&file, &problem, INITIAL[0])?,
             parse_rows(&file, &problem, INITIAL[1])?,
         ],
+        encoded: encoded::parse(&file, &problem)?,
         problem,
         scale,
         weights,

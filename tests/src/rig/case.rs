@@ -14,7 +14,8 @@ use super::options::Options;
 use super::settings::Settings;
 use super::specials;
 use super::tensors::HALVES;
-use crate::formats;
+use crate::formats::{self, Given, Strides};
+use crate::verify::Compared;
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.
 #[derive(Clone, Debug)]
@@ -95,6 +96,10 @@ pub struct Case {
     pub counts: bool,
     /// Bit `n`: all ranks give up round `n`, counted from 0, instead of combining it.
     pub given_up: u64,
+    /// Form of the tokens that dispatch is given, in formats that have it.
+    pub given: Given,
+    /// Places of their scales, if they are encoded.
+    pub strides: Strides,
 }
 
 impl Case {
@@ -139,6 +144,8 @@ impl Case {
             limits: false,
             counts: false,
             given_up: 0,
+            given: Given::Bf16,
+            strides: Strides::RowMajor,
         }
     }
 
@@ -263,6 +270,7 @@ impl Case {
     /// The plan's configuration.
     pub fn config(&self) -> Config {
         let most = self.tokens.iter().flatten().max().copied().unwrap_or(0);
+        let needs_options = self.counted.is_some() || self.gives_encoded();
         Config {
             p2p_world_size: (!self.skip_a2a).then_some(self.p2p_world_size),
             format: self.format,
@@ -273,7 +281,7 @@ impl Case {
             skip_a2a: self.skip_a2a,
             specialise: self.specialise,
             options: !self.skip_a2a
-                && (self.options || !self.receive.keeps_rows() && self.counted.is_some()),
+                && (self.options || !self.receive.keeps_rows() && needs_options),
             receive: self.receive,
             transposed_scales: self.transposed_scales,
             clear_absent: self.clear_absent,
@@ -285,6 +293,19 @@ impl Case {
                 self.rows(most.max(self.most_tokens)).max(1),
             )
         }
+    }
+
+    /// Extent of a comparison, and the settings of the compared rounds.
+    pub fn compared(&self) -> Compared {
+        Compared {
+            given: self.given,
+            ..Compared::with_shared(self.shared_expert)
+        }
+    }
+
+    /// Whether dispatch is given codes and scales.
+    pub const fn gives_encoded(&self) -> bool {
+        self.given.in_format(self.format, self.hidden).is_encoded()
     }
 
     /// Whether the expert ids of a rank are i64.
@@ -306,6 +327,8 @@ impl Case {
             split: self.is_split(0),
             apart: self.how == Return::Apart,
             wide_ids: self.has_wide_ids(0),
+            given: self.given,
+            strides: self.strides,
             ..Settings::of(config, problems)
         };
         settings.with_spare(self.spare_rows, self.spare_rows)

@@ -6,6 +6,7 @@ use ferry_reference::workload::Routing;
 use super::case::Case;
 use super::dice::Dice;
 use super::inputs::Return;
+use crate::formats::{Given, Strides};
 
 /// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
 /// three rounds.
@@ -57,6 +58,8 @@ pub fn any_case(seed: u64) -> Case {
         wide_ids: wide_ids(seed),
         counts: counts(seed),
         given_up: given_up(seed),
+        given: given(seed),
+        strides: strides(seed),
         ..Case::small(seed)
     }
 }
@@ -78,6 +81,22 @@ pub(super) fn given_up(seed: u64) -> u64 {
     let mut dice = Dice::new(seed ^ 0x7570_7570);
     let bits = dice.bits();
     dice.pick(&[0, 0, bits, bits | 1])
+}
+
+/// Draws how tokens are given, apart from all else: encoded in half of the cases.
+pub(super) fn given(seed: u64) -> Given {
+    let forms = [Given::Encoded, Given::AnyBits, Given::Packed];
+    let mut dice = Dice::new(seed ^ 0x7061_7373);
+    match dice.below(2) {
+        0 => Given::Bf16,
+        _ => dice.pick(&forms),
+    }
+}
+
+/// Draws the places of the scales of tokens that are given encoded, apart from all else.
+pub(super) fn strides(seed: u64) -> Strides {
+    let all = [Strides::RowMajor, Strides::Gaps, Strides::Transposed];
+    Dice::new(seed ^ 0x7374_7269).pick(&all)
 }
 
 /// A case of rounds in which every rank has the same tokens and nothing travels: 1 to 8 ranks, three rounds.
@@ -109,6 +128,8 @@ pub fn local_case(seed: u64) -> Case {
         skip_a2a: true,
         wide_ids: wide_ids(seed),
         given_up: given_up(seed),
+        given: given(seed),
+        strides: strides(seed),
         warps: 1 + machine.below(8) as u32,
         stall_one_in: machine.pick(&[0, 8, 64]),
         ..Case::small(seed)

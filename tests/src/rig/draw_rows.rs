@@ -5,7 +5,7 @@ use ferry::{ScaleLayout, TokenFormat};
 
 use super::case::Case;
 use super::dice::Dice;
-use super::draw::{any_routing, counts, given_up};
+use super::draw::{any_routing, counts, given, given_up, strides};
 use super::inputs::Return;
 use super::options::Options;
 
@@ -102,6 +102,8 @@ pub fn rows_case(seed: u64, receive: ReceiveLayout, format: TokenFormat) -> Case
         limits: dice.below(2) == 0,
         counts: counts(seed),
         given_up: given_up(seed),
+        given: given(seed),
+        strides: strides(seed),
         ..Case::small(seed)
     }
 }

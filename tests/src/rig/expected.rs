@@ -11,6 +11,7 @@ use super::expected_rows::ExpectedRows;
 use super::inputs::{Return, factors};
 use super::options::{Options, Subject};
 use super::specials;
+use crate::formats::Encoded;
 use crate::verify::{Compared, Oracle, Placement, without_overflow};
 
 /// Outcome that a round must have, on the ranks that are compared.
@@ -104,7 +105,7 @@ impl Expected {
             false => problem.clone(),
         };
         let scale = factors(case.experts, round);
-        let compared = Compared::with_shared(case.shared_expert);
+        let compared = case.compared();
         let here = case.experts / case.ranks;
         let share = |rank: usize| {
             let all = Problem {
@@ -217,6 +218,12 @@ impl Expected {
     pub(super) fn subject(&self, round: usize, rank: usize) -> Subject<'_> {
         let (share, index) = self.share(rank).expect("a rank that is compared");
         share.subject(&self.case, round, index, rank)
+    }
+
+    /// Expects a token of rank `source` to arrive like this.
+    pub fn expect_arrival(&mut self, source: usize, token: usize, encoded: &Encoded) {
+        let shares = self.shares.iter_mut().flatten();
+        shares.for_each(|share| share.oracle.expect_arrival(source, token, encoded.clone()));
     }
 
     /// Answers of a rank's experts, as far as its outputs hold rows.

@@ -12,6 +12,7 @@ use ferry_reference::{Problem, bf16};
 use super::inputs::Return;
 use super::settings::{Settings, Turn};
 use super::tensors::{Memory, Room, Tensors, resize};
+use crate::formats::Encoded;
 use crate::verify::{
     Contents, POISON, Placement, RankOutputs, Received, RowLayout, Rows, Viewed, read_view,
 };
@@ -36,6 +37,8 @@ pub struct LocalRank {
     initial: [Option<Tensor<2>>; 2],
     /// Rows of the last view that was read.
     viewed: Option<Viewed>,
+    /// Tokens that are given instead of those of problems.
+    encoded: Option<Vec<Encoded>>,
 }
 
 impl LocalRank {
@@ -55,6 +58,8 @@ impl LocalRank {
             element: DataType::Bf16,
             counted: settings.counted,
             input_scale: settings.input_scale,
+            given: settings.given,
+            strides: settings.strides,
             lead: 0,
         };
         let (mut memory, mut all) = (Memory::default(), Vec::<Tensors>::new());
@@ -78,6 +83,7 @@ impl LocalRank {
             steps: None,
             initial: [None; 2],
             viewed: None,
+            encoded: None,
         })
     }
 
@@ -101,7 +107,17 @@ impl LocalRank {
             tokens
         };
         self.tokens[slot] = tokens;
-        self.slots[slot].put(&*self.device, input, tokens, rows)
+        let (tensors, device) = (&mut self.slots[slot], &*self.device);
+        tensors.put(device, input, tokens, rows)?;
+        match &self.encoded {
+            Some(encoded) => tensors.put_encoded(device, &encoded[..tokens]),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives dispatches from now on these tokens.
+    pub(super) fn give_encoded(&mut self, encoded: &[Encoded]) {
+        self.encoded = Some(encoded.to_vec());
     }
 
     pub(super) fn poison(&self) -> Result<(), Error> {

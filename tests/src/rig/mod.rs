@@ -9,6 +9,7 @@ mod dice;
 mod draw;
 #[cfg(feature = "suites")]
 mod draw_rows;
+mod encoding;
 #[cfg(feature = "suites")]
 mod expected;
 #[cfg(feature = "suites")]

@@ -393,6 +393,8 @@ fn tensors_of(
         element: (case.finish).map_or(DataType::Bf16, |options| options.element.into()),
         counted: case.counted.is_some(),
         input_scale: Some(INPUT_SCALE),
+        given: case.given,
+        strides: case.strides,
         wide_ids: case.has_wide_ids(number),
         lead: if case.skip_a2a { lead(case.seed) } else { 0 },
     };

@@ -13,6 +13,7 @@ use ferry_reference::{Problem, bf16};
 use super::local_rank::LocalRank;
 use super::settings::{Settings, Turn};
 use super::tensors::{HALVES, Tensors};
+use crate::formats::Encoded;
 use crate::verify::{Placement, RankOutputs, SHARED_FACTOR};
 
 /// Wall time of a round's halves, from the first launch until every local rank is done.
@@ -149,6 +150,13 @@ impl Session {
     pub fn add_steps(&mut self, residual: &[Vec<bf16>], biased: bool) -> Result<(), Error> {
         let mut ranks = self.ranks.iter_mut();
         ranks.try_for_each(|rank| rank.give_steps(&residual[rank.number()], biased))
+    }
+
+    /// Gives all later dispatches these tokens instead of those of their problems: by rank, in the form of the
+    /// settings, which is encoded.
+    pub fn give_encoded(&mut self, encoded: &[Vec<Encoded>]) {
+        let ranks = self.ranks.iter_mut();
+        ranks.for_each(|rank| rank.give_encoded(&encoded[rank.number()]));
     }
 
     /// Begins the sums of all later combines with rows, if there are any: by rank, BF16 `[tokens, hidden]`,

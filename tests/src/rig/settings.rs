@@ -5,7 +5,7 @@ use ferry::{Capacity, CombineMode, Config};
 use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
-use crate::formats::{self, INPUT_SCALE};
+use crate::formats::{self, Given, INPUT_SCALE, Strides};
 use crate::verify::{Placement, SHARED_FACTOR, largest};
 
 /// Purpose of a session.
@@ -28,6 +28,10 @@ pub struct Settings {
     pub counted: bool,
     /// Whether expert ids are i64.
     pub wide_ids: bool,
+    /// Form of the tokens that dispatch is given. The plan has options if they are encoded.
+    pub given: Given,
+    /// Places of their scales, if they are encoded.
+    pub strides: Strides,
 }
 
 impl Settings {
@@ -54,6 +58,8 @@ impl Settings {
             input_scale: Some(INPUT_SCALE),
             counted: false,
             wide_ids: false,
+            given: Given::Bf16,
+            strides: Strides::RowMajor,
         }
     }
 

@@ -6,7 +6,9 @@ use ferry::{
 };
 use ferry_reference::{RankInput, bf16};
 
+use super::encoding::{Encoding, place};
 use super::inputs::Return;
+use crate::formats::{Encoded, Given, Strides};
 use crate::verify::{POISON, download};
 
 /// Half calls of a round: dispatch, its wait, combine, its wait. A fused rank skips the waits.
@@ -25,6 +27,10 @@ pub struct Room {
     pub element: DataType,
     /// Global scale that NVFP4 is given.
     pub input_scale: Option<f32>,
+    /// Form of the tokens.
+    pub given: Given,
+    /// Places of their scales, if they are encoded.
+    pub strides: Strides,
     /// Whether the device says how many tokens there are.
     pub counted: bool,
     /// Whether expert ids are i64. The capacity says so, too.
@@ -45,6 +51,8 @@ pub struct Tensors {
     pub expert_rows: CombineInput,
     /// Output of combine. Its memory is a row longer.
     pub combined: CombineOutput,
+    /// Form of the tokens.
+    encoding: Encoding,
 }
 
 /// Memory of rounds.
@@ -73,7 +81,9 @@ impl Tensors {
             memory.read.push(at);
             Ok::<_, Error>(at)
         };
-        let x = Tensor::contiguous(alloc(2 * rows * hidden)?, DataType::Bf16, [rows, hidden]);
+        let encoding = Encoding::of(plan.config(), &room);
+        let x = encoding.codes(rows, |bytes| alloc(bytes))?;
+        let scales = encoding.scales(rows, |bytes| alloc(bytes))?;
         let (id, width) = match room.wide_ids {
             true => (DataType::I64, 8),
             false => (DataType::I32, 4),
@@ -83,7 +93,7 @@ impl Tensors {
         let weights = Tensor::contiguous(alloc(4 * rows * top_k)?, DataType::F32, [rows, top_k]);
         let scale = Tensor::contiguous(alloc(4)?, DataType::F32, [1]);
         let is_scaled = matches!(plan.config().format, TokenFormat::Nvfp4(_));
-        let given = room.input_scale.filter(|_| is_scaled);
+        let given = room.input_scale.filter(|_| is_scaled && scales.is_none());
         device.upload(scale.at, &given.unwrap_or(1.0).to_le_bytes())?;
         let count = Tensor::contiguous(alloc(4)?, DataType::U32, [1]);
         let (output, expert_rows) = match shared {
@@ -103,6 +113,7 @@ impl Tensors {
                 topk_weights: Some(weights),
                 input_scale: given.map(|_| scale),
                 tokens_on_device: room.counted.then_some(count),
+                x_scales: scales,
                 ..DispatchInput::new(x, ids)
             },
             output,
@@ -112,6 +123,7 @@ impl Tensors {
                 ..CombineInput::new(expert_rows)
             },
             combined,
+            encoding,
         })
     }
 
@@ -158,7 +170,13 @@ impl Tensors {
         let ([_, hidden], [_, top_k]) = (self.input.x.dims, self.input.topk_ids.dims);
         let more = rows - tokens;
         let x = [&input.x[..tokens * hidden], &vec![bf16::NAN; more * hidden]].concat();
-        device.upload(self.input.x.at, bytemuck::cast_slice(&x))?;
+        match self.input.x_scales {
+            None => device.upload(self.input.x.at, bytemuck::cast_slice(&x))?,
+            Some(_) => {
+                let tokens = x.chunks(hidden).map(|row| self.encoding.encode(row));
+                self.put_encoded(device, &tokens.collect::<Vec<_>>())?;
+            }
+        }
         let slots = tokens * top_k;
         let ids = [&input.topk_ids[..slots], &vec![0; more * top_k]].concat();
         self.put_ids(device, &ids)?;
@@ -172,6 +190,20 @@ impl Tensors {
         }
         self.resize(rows);
         Ok(())
+    }
+
+    /// Uploads tokens, and their scales.
+    pub fn put_encoded(&self, device: &dyn Device, tokens: &[Encoded]) -> Result<(), Error> {
+        let Some(scales) = self.input.x_scales else {
+            return Ok(());
+        };
+        let codes = tokens.iter().map(|token| &token.payload[..]);
+        place(device, &self.input.x, codes)?;
+        place(
+            device,
+            &scales,
+            tokens.iter().map(|token| &token.scales[..]),
+        )
     }
 
     /// Uploads expert ids in the type that the tensor has.
@@ -189,6 +221,9 @@ impl Tensors {
     fn resize(&mut self, rows: usize) {
         self.input.x.dims[0] = rows;
         self.input.topk_ids.dims[0] = rows;
+        if let Some(scales) = &mut self.input.x_scales {
+            scales.dims[0] = rows;
+        }
         let weights = [
             &mut self.input.topk_weights,
             &mut self.expert_rows.topk_weights,

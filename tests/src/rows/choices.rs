@@ -10,7 +10,7 @@ use ferry_reference::workload::Routing;
 use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 
 /// Every choice, and its values.
-const CHOICES: [(&str, &[&str]); 25] = [
+const CHOICES: [(&str, &[&str]); 26] = [
     ("receive", &["view", "strided", "compact"]),
     (
         "format",
@@ -39,6 +39,7 @@ const CHOICES: [(&str, &[&str]); 25] = [
     ("multiprocessors", &["the plan's", "each call's"]),
     ("given up", &["no round", "some"]),
     ("counts", &["on the device", "on the host, too"]),
+    ("given", &["bf16", "encoded"]),
 ];
 
 /// Values that exclude all but one value of another choice.
@@ -53,9 +54,11 @@ const NEEDS: [[Name; 2]; 6] = [
 ];
 
 /// Values that exclude each other, in the order of their choices.
-const EXCLUDED: [[Name; 2]; 2] = [
+const EXCLUDED: [[Name; 2]; 4] = [
     [("nodes", "two ranks each"), ("ranks", "2")],
     [("calls", "fused"), ("counts", "on the host, too")],
+    [("format", "bf16"), ("given", "encoded")],
+    [("format", "nvfp4-row"), ("given", "encoded")],
 ];
 
 /// A choice and a value, by index.
@@ -139,6 +142,7 @@ fn values(case: &Case) -> [usize; CHOICES.len()] {
         flag(case.limits),
         flag(case.given_up & ((1 << case.tokens.len()) - 1) != 0),
         flag(case.counts && of_ranks(case.split) > 0),
+        flag(case.gives_encoded()),
     ]
 }
 

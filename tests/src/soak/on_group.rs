@@ -13,7 +13,7 @@ use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Case, Dice, Session, factors, gpu_case, some_keep_rows};
 use crate::sharing;
-use crate::verify::{Compared, Oracle};
+use crate::verify::Oracle;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -111,7 +111,7 @@ fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> 
     let mut dice = Dice::new(case.seed);
     let problems = case.problems();
     let scale = factors(case.experts, 0);
-    let compared = Compared::with_shared(case.shared_expert);
+    let compared = case.compared();
     let oracle = |problem| Oracle::of(problem, &scale, case.format, compared);
     let oracles: Vec<_> = problems.iter().map(oracle).collect();
     let config = Config {

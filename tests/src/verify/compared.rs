@@ -3,7 +3,7 @@
 use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
 
 use super::values::SHARED_FACTOR;
-use crate::formats::INPUT_SCALE;
+use crate::formats::{Given, INPUT_SCALE};
 
 /// Extent of a comparison, and the settings of the compared round.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub struct Compared {
     pub step: usize,
     /// Global scale of NVFP4.
     pub input_scale: f32,
+    /// Form of the tokens that dispatch is given.
+    pub given: Given,
     /// Factor of the shared expert, if there is one.
     pub shared: Option<f32>,
     /// Part of the tokens that goes to the shared expert on each rank if nothing travels (index, number of
@@ -27,6 +29,7 @@ impl Compared {
         tokens: usize::MAX,
         step: 1,
         input_scale: INPUT_SCALE,
+        given: Given::Bf16,
         shared: None,
         part: None,
     };

@@ -58,7 +58,7 @@ impl Oracle {
             shared: (0..problem.ranks)
                 .map(|rank| compared.shared_rows(problem, rank))
                 .collect(),
-            encoded: encode(&sample, format, compared.input_scale),
+            encoded: encode(&sample, format, compared),
             placements: Placement::of(problem, format, compared),
             routing: thin(problem, compared.tokens),
             format,
@@ -230,6 +230,11 @@ impl Oracle {
             .is_multiple_of(step)
             .then(|| &self.encoded[source][token / step])
     }
+
+    /// Expects a token of rank `source` to arrive like this. All values are compared.
+    pub fn expect_arrival(&mut self, source: usize, token: usize, encoded: Encoded) {
+        self.encoded[source][token] = encoded;
+    }
 }
 
 /// Some tokens of a rank.
@@ -249,13 +254,14 @@ fn select(problem: &Problem, input: &RankInput, tokens: &[usize]) -> RankInput {
     }
 }
 
-/// Every token in the format, on all cores: some formats are slow.
-fn encode(problem: &Problem, format: TokenFormat, input_scale: f32) -> Vec<Vec<Encoded>> {
+/// Every token in the format as it arrives, on all cores: some formats are slow.
+fn encode(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Vec<Encoded>> {
     let hidden = problem.hidden;
+    let given = compared.given.in_format(format, hidden);
     let threads = std::thread::available_parallelism().map_or(4, |count| count.get());
     let encode = move |x: &[bf16]| -> Vec<Encoded> {
         let rows = x.chunks(hidden);
-        rows.map(|row| formats::encode_with(format, row, input_scale))
+        rows.map(|row| given.arrives(format, row, compared.input_scale))
             .collect()
     };
     std::thread::scope(|scope| {

@@ -11,9 +11,10 @@ use super::{header, package};
 use crate::places::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "round.c",
     "bad_input.c",
+    "encoded.c",
     "formats.c",
     "modes.c",
     "options.c",

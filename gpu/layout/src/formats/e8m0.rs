@@ -29,12 +29,17 @@ pub fn e8m0_up(value: f32) -> u8 {
 /// The value of a code: exact, NaN for [`NAN`].
 #[inline(always)]
 pub fn f32_of_e8m0_bits(bits: u8) -> f32 {
-    let value = match bits {
+    f32::from_bits(f32_bits(bits))
+}
+
+/// The bits of the value of a code, `0x7fff_ffff` for [`NAN`].
+#[inline(always)]
+pub const fn f32_bits(code: u8) -> u32 {
+    match code {
         0 => LEAST,
         NAN => 0x7fff_ffff,
-        bits => u32::from(bits) << 23,
-    };
-    f32::from_bits(value)
+        code => (code as u32) << 23,
+    }
 }
 
 /// One over the value of a code: exact, NaN for [`NAN`].

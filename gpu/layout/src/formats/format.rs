@@ -2,6 +2,7 @@
 //! [`TokenFormat`] with its [`Sizes`], and its arithmetic as a module of its own.
 
 use super::{fp8, mxfp4, mxfp8, nvfp4};
+use crate::sentinel::{SENTINEL, avoid_sentinel};
 
 /// Encoding of a token's row between dispatch's input and output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -134,6 +135,17 @@ impl TokenFormat {
     #[inline(always)]
     pub const fn never_encodes_sentinel(self) -> bool {
         matches!(self, Self::Bf16 | Self::BlockwiseFp8 | Self::Mxfp8(_))
+    }
+
+    /// Word that travels for a word of all ones of a payload that the user has encoded. Of four e4m3 codes
+    /// `0xff` the first becomes `0x7f`, so that all four stay NaNs: one less would be a number. In e2m1 all
+    /// words travel, with flags.
+    pub const fn all_ones(self) -> u32 {
+        match self {
+            Self::Bf16 => avoid_sentinel(SENTINEL),
+            Self::BlockwiseFp8 | Self::Mxfp8(_) => SENTINEL - 0x80,
+            Self::Mxfp4(_) | Self::Nvfp4(_) | Self::Nvfp4RowScaled(_) => SENTINEL,
+        }
     }
 
     /// Sizes of its rows.

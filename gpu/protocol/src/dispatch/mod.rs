@@ -10,6 +10,7 @@ pub mod notify;
 pub mod numbering;
 pub mod offsets;
 pub mod overflow;
+pub mod pass_through;
 pub mod receive;
 pub mod route;
 mod rows;
@@ -213,7 +214,7 @@ fn notify_and_send<M: Machine>(
         notify(launch, tactics.numbering, partition)?;
     }
     match roles.sender {
-        Some(partition) => send_items(launch, args, tactics, partition),
+        Some(partition) => send_items(launch, args, options, tactics, partition),
         None => Ok(()),
     }
 }

@@ -39,7 +39,7 @@ pub fn receive_by_expert<M: Machine>(
         compute_offsets(launch, args, shared)?;
     }
     // While the peers' rows are on their way.
-    shared.write(launch, args, partition);
+    shared.write(launch, args, options, partition);
     let extent = wait_for_token_counts(launch)?;
     // A warp that receives nothing, if there is one.
     if partition.index == partition.of - 1 {

@@ -31,7 +31,7 @@ pub fn stride(shape: &Shape, args: &DispatchArgs) -> u64 {
 
 /// Words of a row's scales that belong to a byte range of its payload: the first, and the end.
 #[inline(always)]
-fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
+pub fn words_of(common: &Common, range: ByteRange) -> (u32, u32) {
     let before = |byte| common.row.scale_words_before(byte);
     (before(range.start), before(range.end))
 }

@@ -4,15 +4,16 @@
 //! computing. Rows with inline flags need nothing else. All other rows, or parts of them, are released and
 //! flagged.
 
-use ferry_layout::{Counter, DispatchArgs, Rank, Tensor, TokenFormat};
+use ferry_layout::{Counter, DispatchArgs, DispatchOptions, Rank, Tensor, TokenFormat};
 
 use crate::dispatch::header::{
     count_assignments, read_assignments, unnumbered_assignments, write_header,
 };
 use crate::dispatch::numbering::wait_until_numbered;
+use crate::dispatch::pass_through;
 use crate::dispatch::route::{Route, read_route};
 use crate::machine::Machine;
-use crate::machine::rows::{Bits, Put, Row};
+use crate::machine::rows::{Bits, Put, Row, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
@@ -27,6 +28,7 @@ use crate::work::ranks::{for_each_bit, node_of, on_each_rank, p2p_ranks};
 pub fn send_items<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     tactics: DispatchTactics,
     partition: Partition,
 ) -> Result<(), Aborted> {
@@ -50,7 +52,11 @@ pub fn send_items<M: Machine>(
             parts,
         };
         let location = item.location(common);
-        write_payload(launch, route, location);
+        if pass_through::is_encoded(common.shape.format(), options) {
+            let range = location.range;
+            pass_through::report_lost(launch, &options.encoded, TokenPart { token, range });
+        }
+        write_payload(launch, options, route, location);
         queue.take_ticket();
         let words = match tactics.numbering {
             Numbering::Tiles if tactics.numbers_rows => {
@@ -75,6 +81,7 @@ pub fn send_items<M: Machine>(
 #[inline(always)]
 fn write_payload<M: Machine>(
     launch: &Launch<M>,
+    options: &DispatchOptions,
     route: Route<M::Lanes<u32>>,
     location: RowLocation,
 ) {
@@ -93,13 +100,23 @@ fn write_payload<M: Machine>(
     };
     let targets = p2p | (is_remote as u64) << staging;
     let rotation = (me.0 + token) % shape.ranks;
+    let is_staged = |rank| is_remote && rank == staging;
     let to = |target| match (target + rotation) % u64::BITS {
-        rank if is_remote && rank == staging => Row::Window(me, window.dispatch_staging(token)),
+        rank if is_staged(rank) => Row::Window(me, window.dispatch_staging(token)),
         rank => location.of(Rank(rank)),
     };
     let targets = targets.rotate_right(rotation);
+    let is_encoded = pass_through::is_encoded(shape.format(), options);
+    if is_encoded {
+        // First, as loads that queue behind the stores of the payload take many times as long.
+        let place = |target| match (target + rotation) % u64::BITS {
+            rank if is_staged(rank) => (me, window.dispatch_staging(token)),
+            rank => (Rank(rank), location.row),
+        };
+        pass_through::send_scales(launch, &options.encoded, token, location, targets, place);
+    }
     match shape.format() {
-        TokenFormat::Bf16 => {
+        format if is_encoded || matches!(format, TokenFormat::Bf16) => {
             let from = Row::Tensor(Tensor::Input, token);
             machine.copy_arrived(range, from, targets, to);
         }

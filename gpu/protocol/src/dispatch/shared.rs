@@ -2,7 +2,7 @@
 
 use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens, Table};
 
-use crate::dispatch::scales;
+use crate::dispatch::{pass_through, scales};
 use crate::machine::Machine;
 use crate::machine::rows::{ByteRange, OutputRow, TokenPart};
 use crate::sync::launch::Launch;
@@ -54,7 +54,13 @@ impl SharedGroup {
 
     /// Writes this warp's partition of the rows, which fit in the outputs.
     #[inline(always)]
-    pub fn write<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs, partition: Partition) {
+    pub fn write<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        options: &DispatchOptions,
+        partition: Partition,
+    ) {
         if self.groups == 0 {
             return;
         }
@@ -66,16 +72,13 @@ impl SharedGroup {
             let range = ByteRange::part(common.row.payload_bytes, part, parts);
             let scales = common.row.first_scale_word(common.shape.format(), row, row);
             let to = OutputRow { row, scales };
-            launch.machine.write_token(
-                common.shape.format(),
-                TokenPart {
-                    token: start + row,
-                    range,
-                },
-                scales::stride(&common.shape, args),
-                1,
-                |_| to,
-            );
+            let token = start + row;
+            let part = TokenPart { token, range };
+            let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
+            match pass_through::is_encoded(format, options) {
+                true => pass_through::place(launch, &options.encoded, part, stride, 1, |_| to),
+                false => (launch.machine).write_token(format, part, stride, 1, |_| to),
+            }
         }
     }
 }

@@ -7,9 +7,9 @@ use ferry_layout::{
 use crate::dispatch::ids::read_id;
 use crate::dispatch::offsets::wait_for_offsets;
 use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
-use crate::dispatch::scales;
 use crate::dispatch::shared::SharedGroup;
 use crate::dispatch::{keep_tokens, read_tokens};
+use crate::dispatch::{pass_through, scales};
 use crate::local::counting::Ids;
 use crate::local::numbering::BlockNumbering;
 use crate::local::tables;
@@ -82,12 +82,10 @@ fn number_and_place<M: Machine>(
         index: position.warp(),
         of: position.warps(),
     };
-    shared.write(launch, args, everywhere);
+    shared.write(launch, args, options, everywhere);
     numbering.count(machine, ids, || {
         // The first item's payload is loaded while the assignments are numbered, and not before the ids.
-        if let Some(part) = current.and_then(|item| item.part(launch)) {
-            machine.load_token(part);
-        }
+        load(launch, options, current.and_then(|item| item.part(launch)));
     });
     note(launch, args, options, current);
     machine.block_barrier();
@@ -106,7 +104,7 @@ fn number_and_place<M: Machine>(
         note(launch, args, options, current);
         following = items.next();
         let loads_next = current.and_then(|item| item.part(launch));
-        place_item(launch, args, numbering, item, loads_next);
+        place_item(launch, args, options, numbering, item, loads_next);
     }
     if common.shape.has_tiled_scales() {
         wait_for_offsets(launch)?;
@@ -205,11 +203,21 @@ fn note<M: Machine>(
     }
 }
 
+/// Begins to load a part, if there is one and it is to be encoded.
+#[inline(always)]
+fn load<M: Machine>(launch: &Launch<M>, options: &DispatchOptions, part: Option<TokenPart>) {
+    let is_encoded = pass_through::is_encoded(launch.common.shape.format(), options);
+    if let (Some(part), false) = (part, is_encoded) {
+        launch.machine.load_token(part);
+    }
+}
+
 /// Puts an item into its places, and writes the sources of its rows. Begins to load `next`.
 #[inline(always)]
 fn place_item<M: Machine>(
     launch: &Launch<M>,
     args: &DispatchArgs,
+    options: &DispatchOptions,
     numbering: BlockNumbering,
     routed: RoutedItem<M::Lanes<u32>>,
     next: Option<TokenPart>,
@@ -217,10 +225,7 @@ fn place_item<M: Machine>(
     let (machine, common) = (launch.machine, launch.common);
     let (item, experts) = (routed.read.item, routed.experts);
     let Some(part) = routed.part(launch) else {
-        if let Some(next) = next {
-            machine.load_token(next);
-        }
-        return;
+        return load(launch, options, next);
     };
     let positions = numbering.positions(launch, item);
     // Neither other ranks' experts nor rows that do not fit.
@@ -246,7 +251,10 @@ fn place_item<M: Machine>(
         scales: machine.broadcast(scales, k),
     };
     let (format, stride) = (common.shape.format(), scales::stride(&common.shape, args));
-    machine.write_loaded(format, part, next, stride, here, to);
+    match pass_through::is_encoded(format, options) {
+        true => pass_through::place(launch, &options.encoded, part, stride, here, to),
+        false => machine.write_loaded(format, part, next, stride, here, to),
+    }
 }
 
 /// Keeps a token's weights, if there are any, where combine always reads them.

@@ -1,6 +1,8 @@
 //! Tiles: a fixed number of vectors of every lane, the unit in which a warp moves a row.
 
 use ferry_layout::ByteOffset;
+#[cfg(doc)]
+use ferry_layout::Tensor;
 
 use crate::machine::rows::{ByteRange, Row};
 
@@ -66,7 +68,8 @@ pub trait Tiles {
         tiles: [&[Self::Vector; DEPTH]; TILES],
     ) -> u32;
 
-    /// A vector whose words [avoid the sentinel](ferry_layout::avoid_sentinel).
+    /// A vector of [`Tensor::Input`] whose words of all ones have become
+    /// [`all_ones_of_input`](ferry_layout::Arguments::all_ones_of_input), which travels.
     fn avoid_sentinel(&self, vector: Self::Vector) -> Self::Vector;
     /// Adds BF16 elements. Each sum is rounded to f32.
     fn add_bf16(&self, sums: Self::Sums, vector: Self::Vector) -> Self::Sums;

@@ -81,7 +81,7 @@ fn load_rest<T: Tiles, const DEPTH: usize>(
 /// Copies a byte range of a row to the same range of the row `to(i)` for every `i` of `targets`, reading each
 /// word once. `ahead` is the result of [`load_first`].
 ///
-/// Words of [`Tensor::Input`] [avoid the sentinel](ferry_layout::avoid_sentinel). Waits for every word of a
+/// Words of [`Tensor::Input`] [avoid the sentinel](Tiles::avoid_sentinel). Waits for every word of a
 /// row with inline flags, which is in the own window, and re-arms the row.
 #[inline(always)]
 pub fn copy<T: Tiles + Deadline, const DEPTH: usize>(

@@ -86,8 +86,8 @@ class Fault:
     @property
     def kind(self) -> str:
         """``"PeerTimeout"``, ``"LocalTimeout"``, ``"InvalidExpert"``, ``"DuplicateExpert"``,
-        ``"TooManyOnDevice"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``, ``"TooManyTokens"`` or
-        ``"OutOfTurn"``."""
+        ``"TooManyOnDevice"``, ``"LostScales"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``,
+        ``"TooManyTokens"`` or ``"OutOfTurn"``."""
     @property
     def is_input(self) -> bool:
         """Whether the input is at fault, and the round went on."""
@@ -323,6 +323,7 @@ class DispatchInput:
         topk_weights: Tensor | None = None,
         input_scale: Tensor | None = None,
         tokens_on_device: Tensor | None = None,
+        x_scales: Tensor | None = None,
     ) -> DispatchInput: ...
     @property
     def wide_ids(self) -> bool: ...

@@ -14,7 +14,7 @@ from .tensors import Described, allocate, describe, refuse
 if TYPE_CHECKING:
     from .rank import Rank
 
-__all__ = ["Answers", "Call"]
+__all__ = ["Answers", "Call", "codes_and_scales"]
 
 
 class Answers(NamedTuple):
@@ -29,6 +29,16 @@ class Answers(NamedTuple):
     residual: Any
     initial: Any
     received_weights: Any
+
+
+def codes_and_scales(x: Any) -> tuple[Any, Any]:
+    """Returns the tokens of a dispatch, and their scales if they are encoded: a pair."""
+    if not isinstance(x, tuple):
+        return x, None
+    if len(x) != 2:
+        raise refuse("x", "an array, or a pair of codes and scales", f"a tuple of {len(x)}")
+    codes, scales = x
+    return codes, scales
 
 
 class Call:

@@ -47,7 +47,15 @@ class Communicator(Rank):
     ) -> DispatchOutput:
         """Sends this rank's tokens to their experts, and receives those of its own experts. Collective.
 
-        ``x``: BF16 ``[tokens, hidden]``, 16-byte aligned; rows may have a stride of a multiple of 8 elements.
+        ``x``: BF16 ``[tokens, hidden]``, 16-byte aligned; rows may have a stride of a multiple of 16 bytes.
+        Or a pair ``(codes, scales)`` of tokens that are encoded in the plan's format already, which arrive as
+        they are (by expert with ``Config.options``): e4m3 ``[tokens, hidden]``, or e2m1, two in a byte.
+        Scales: ``fp8`` f32 ``[tokens, hidden / 128]`` with any strides (row-major or transposed), or i32
+        ``[tokens, hidden / 512]`` with any strides, four UE8M0 in each, the first in the lowest byte, which
+        arrive as f32; ``mxfp8`` and ``mxfp4`` e8m0 ``[tokens, hidden / 32]``; ``nvfp4`` e4m3
+        ``[tokens, hidden / 16]``, without ``input_scale``. Of the bits, two 32-bit words change: four e4m3
+        ``0xff`` arrive as ``0x7f, 0xff, 0xff, 0xff``, all NaN, and scales of ``0xfffffffe`` as
+        ``0xffffffff``, all NaN, with an input fault ``"LostScales"``.
         ``topk_ids``: i32 or i64 ``[tokens, top_k]``, experts of each token, -1 for none; i64 needs, by
         expert, ``Config.options``.
         ``topk_weights``: f32 ``[tokens, top_k]``, the router's weights, which a reduced combine applies.
@@ -259,7 +267,8 @@ class Communicator(Rank):
         """Prepares a :meth:`dispatch` of device memory, so that each call passes integers alone.
 
         Returns a function of ``(stream, x, topk_ids, topk_weights)``: handle and addresses, 0 for the default
-        stream and for the prepared tensor. Another address is memory of the same type and shape.
+        stream and for the prepared tensor. Another address is memory of the same type and shape. Scales are
+        the prepared ones.
         """
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
         output = call.outputs(out)

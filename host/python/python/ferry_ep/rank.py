@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
-from .calls import Answers, Call
+from .calls import Answers, Call, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
 from .outputs import DispatchOutput
@@ -301,17 +301,20 @@ class Rank:
     ) -> tuple[Call, _ferry.DispatchInput]:
         """Begins a call that sends ``x``."""
         call = Call(self, stream)
+        (x, scales), format = codes_and_scales(x), self.plan.config.format
         given = _ferry.DispatchInput(
-            call.take("x", x, "bf16"),
+            call.take("x", x, "bf16" if scales is None else call.element_of(format)),
             call.take("topk_ids", topk_ids, "i32"),
             call.maybe("topk_weights", topk_weights, "f32"),
             call.maybe("input_scale", input_scale, "f32"),
             call.maybe("tokens_on_device", tokens, "u32"),
+            call.maybe("x_scales", scales, call.scale_of(format)),
         )
         return call, given
 
     def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
         """Allocates outputs whose ids have the type of the call's."""
+        like, _ = codes_and_scales(like)
         return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
 
     def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:

@@ -1,8 +1,6 @@
 //! A warp's tiles, as large as those of a GPU: a few vectors of 16 bytes for each of 32 lanes.
 
-use ferry_layout::{
-    Arguments, ByteOffset, SENTINEL, Tensor, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
-};
+use ferry_layout::{Arguments, ByteOffset, SENTINEL, Tensor, bf16_bits, f32_of_bf16_bits};
 use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
@@ -131,7 +129,11 @@ impl Tiles for Warp<'_> {
     }
 
     fn avoid_sentinel(&self, vector: Vector) -> Vector {
-        vector.map(|words| words.map(avoid_sentinel))
+        let all_ones = match &*self.args {
+            Args::Dispatch(with) => with.all_ones_of_input(),
+            _ => unreachable!("only dispatch has an input"),
+        };
+        vector.map(|words| words.map(|word| if word < SENTINEL { word } else { all_ones }))
     }
 
     fn add_bf16(&self, mut sums: Self::Sums, vector: Vector) -> Self::Sums {

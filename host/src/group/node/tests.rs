@@ -62,6 +62,7 @@ fn round(rank: &mut Communicator) -> Result<(), Error> {
         topk_weights: None,
         input_scale: None,
         tokens_on_device: None,
+        x_scales: None,
     };
     let (rows, sums) = (
         DispatchBuffers::new(&device, &plan)?,

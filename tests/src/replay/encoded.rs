@@ -1,0 +1,125 @@
+//! Tokens of a replay that are encoded already.
+
+use anyhow::{Context, Result, bail, ensure};
+use ferry::TokenFormat;
+use ferry_reference::{Problem, RankInput};
+use safetensors::{Dtype, SafeTensors};
+
+use super::file::ranks_of;
+use crate::formats::{Encoded, Given, groups, row_bytes};
+
+/// Prefixes of the names of codes and scales.
+pub const PREFIXES: [&str; 2] = ["codes.", "x_scales."];
+
+/// Tokens of all ranks, as a file has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// By rank.
+    pub of_rank: Vec<Vec<Encoded>>,
+    /// Type of the scales.
+    dtype: Dtype,
+    /// Bytes of codes, and number of scales, of a token.
+    widths: [usize; 2],
+}
+
+/// Reads every rank's codes and scales; `None` if the file has none.
+pub fn parse(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Tokens>> {
+    if PREFIXES.iter().try_fold(0, |most, prefix| {
+        Ok::<_, anyhow::Error>(ranks_of(file, prefix)?.max(most))
+    })? == 0
+    {
+        return Ok(None);
+    }
+    let first = |prefix: &str| {
+        let name = format!("{prefix}0");
+        let view = file.tensor(&name).ok();
+        view.with_context(|| format!("tensor {name} is missing"))
+    };
+    let (codes, scales) = (first(PREFIXES[0])?, first(PREFIXES[1])?);
+    let width = |shape: &[usize]| shape.last().copied().unwrap_or(0);
+    let widths = [width(codes.shape()), width(scales.shape())];
+    let mut tokens = Tokens {
+        of_rank: Vec::new(),
+        dtype: scales.dtype(),
+        widths,
+    };
+    for (rank, input) in problem.inputs.iter().enumerate() {
+        let of_rank = tokens.parse_rank(file, rank, input)?;
+        tokens.of_rank.push(of_rank);
+    }
+    Ok(Some(tokens))
+}
+
+impl Tokens {
+    fn parse_rank(
+        &self,
+        file: &SafeTensors<'_>,
+        rank: usize,
+        input: &RankInput,
+    ) -> Result<Vec<Encoded>> {
+        let mut parts = Vec::new();
+        for ((prefix, width), dtype) in PREFIXES
+            .into_iter()
+            .zip(self.widths)
+            .zip([Dtype::U8, self.dtype])
+        {
+            let name = format!("{prefix}{rank}");
+            let Ok(view) = file.tensor(&name) else {
+                bail!("tensor {name} is missing")
+            };
+            let wanted = [input.tokens, width];
+            ensure!(
+                view.dtype() == dtype && view.shape() == wanted,
+                "tensor {name} is {:?} {:?}, wanted {dtype:?} {wanted:?}",
+                view.dtype(),
+                view.shape()
+            );
+            let bytes = (view.data().len() / input.tokens.max(1)).max(1);
+            let rows: Vec<_> = view.data().chunks(bytes).map(<[u8]>::to_vec).collect();
+            parts.push(rows);
+        }
+        let scales = parts.pop().unwrap_or_default();
+        let codes = parts.pop().unwrap_or_default();
+        let rows = codes.into_iter().zip(scales);
+        Ok(rows
+            .map(|(payload, scales)| Encoded {
+                payload,
+                scales,
+                row_scale: None,
+            })
+            .collect())
+    }
+
+    /// Form of the tokens, in which a plan of this format takes them.
+    pub fn form(&self, format: TokenFormat, hidden: usize) -> Result<Given> {
+        let groups = groups(format, hidden);
+        let takes_words = format == TokenFormat::BlockwiseFp8;
+        let (given, dtypes, width) = match self.dtype {
+            Dtype::I32 | Dtype::U32 if takes_words => (Given::Packed, "I32", groups / 4),
+            _ if takes_words => (Given::AnyBits, "F32", groups),
+            _ => (Given::AnyBits, "U8", groups),
+        };
+        let fits = match given {
+            Given::Packed => hidden.is_multiple_of(512),
+            _ => format!("{:?}", self.dtype) == dtypes,
+        };
+        let wanted = [row_bytes(format, hidden), width];
+        ensure!(
+            given.in_format(format, hidden) == given,
+            "--pass-through: --format {} takes no scales",
+            format.name()
+        );
+        ensure!(
+            fits && self.widths == wanted,
+            "--pass-through: codes and x_scales of a token are U8 [{}] and {:?} [{}], and format {} of hidden \
+             {hidden} takes U8 [{}] and {dtypes} [{}]",
+            self.widths[0],
+            self.dtype,
+            self.widths[1],
+            format.name(),
+            wanted[0],
+            wanted[1]
+        );
+        Ok(given)
+    }
+}
