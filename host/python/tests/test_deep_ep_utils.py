@@ -64,6 +64,8 @@ def test_fp8_rows(device, hidden):
     wanted = rows.float() * scales.repeat_interleave(128, dim=1)[:, :hidden]
     assert torch.equal(back, wanted.bfloat16())
     assert utils.per_token_cast_back(rows[:0], scales[:0]).shape == (0, hidden)
+    rows, scales = utils.per_token_cast_to_fp8(x[:0])
+    assert rows.shape == (0, hidden) and scales.shape == (0, groups)
 
 
 def test_fp8_rows_with_packed_exponents(device):
