@@ -69,6 +69,7 @@ def test_dispatch_and_combine(world, ranks, alignment):
 def test_fp8_rows_and_their_scales_arrive_as_they_are(world, encoding):
     of = world(2)
     tokens = Tokens(10, of, [6, 5], hidden=512)
+    settings._said.clear()
 
     def run(rank):
         buffer = of.buffer(rank, 1 << 21)
@@ -86,7 +87,8 @@ def test_fp8_rows_and_their_scales_arrive_as_they_are(world, encoding):
             answers = torch.full((len(rows[0]), 512), float("nan"), dtype=torch.bfloat16, device=of.device)
             answers[:n] = tokens.answers(rank, wanted["x"]).to(of.device)
             same(buffer.combine(answers, handle)[0], tokens.sums(rank))
-        # The same rows again, in either format; the combine finds the round of the last one, or makes it.
+        assert not any("made again" in text for text in settings._said)
+        # The same rows again, in either format; the combine finds an open round of either, or makes one.
         buffer.dispatch(encoded(x, encoding), handle=handle)
         same(buffer.dispatch(x, handle=handle)[0][:n], wanted["x"])
         for _ in range(3):
