@@ -405,6 +405,8 @@ def test_attributes_and_the_end(world):
         buffer = of.buffer(rank)
         tokens = Tokens(50, of, [3, 2])
         dispatch(buffer, *tokens.given(rank), tokens.experts)
+        assert len(buffer.runtime.communicators) == 1
+        buffer.assume_no_graphs()
         buffer.destroy()
         buffer.destroy()
         assert buffer.runtime is None and all(each[rank].closed for each in of.made.values())

@@ -69,8 +69,9 @@ def test_processes(tmp_path, request):
     environment = os.environ | {"PYTHONPATH": paths, "MASTER_PORT": str(port)}
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         environment.pop(name, None)
-    environment |= {"FERRY_DEEP_EP_SHARE_GPUS": "0" if gpu is None else "1"}
-    arguments = [str(ranks), "none" if gpu is None else str(gpu)]
+    # None, or one that they share.
+    environment["CUDA_VISIBLE_DEVICES"] = "" if gpu is None else str(gpu)
+    arguments = [str(ranks), "none" if gpu is None else "0"]
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", PROCESS, str(tmp_path / "ranks"), str(rank), *arguments],

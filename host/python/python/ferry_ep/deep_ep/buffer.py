@@ -118,13 +118,20 @@ class Buffer(Absent):
         Collective. Synchronizes. A second call does nothing.
 
         Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, and
-        :class:`ferry_ep.InUseError` while graphs have its calls.
+        :class:`ferry_ep.InUseError` while graphs have its calls (:meth:`assume_no_graphs`).
         """
         if not self.explicitly_destroy:
             raise ArgumentError("explicitly_destroy is False, but destroy needs a Buffer made with True")
         if self.runtime is not None:
             self.runtime.close()
             self.runtime = None
+
+    def assume_no_graphs(self) -> None:
+        """Promises that all CUDA graphs with calls of this buffer are destroyed, so that :meth:`destroy` may
+        close: :meth:`ferry_ep.Communicator.assume_no_graphs`. Not DeepEP's.
+        """
+        for communicator in self._live().communicators:
+            communicator.assume_no_graphs()
 
     @staticmethod
     def is_sm90_compiled() -> bool:

@@ -75,15 +75,19 @@ class Runtime:
         self._adding: dict[plans.Config, Communicator] = {}
         self._stream: Any = None
 
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Communicators that were made so far, in the order in which all ranks close them."""
+        lanes = dict.fromkeys(self._lanes.values())
+        return [*(each for lane in lanes for each in lane.communicators), *self._adding.values()]
+
     def close(self) -> None:
         """Gives up open rounds, and closes everything. Collective. Synchronizes."""
-        lanes = list(dict.fromkeys(self._lanes.values()))
-        for lane in lanes:
+        for lane in dict.fromkeys(self._lanes.values()):
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 lane.give_up(self._stream)
-        made = [each for lane in lanes for each in lane.communicators]
-        for communicator in (*made, *self._adding.values()):
+        for communicator in self.communicators:
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
                 communicator.synchronize(stream=self._stream)
