@@ -297,13 +297,11 @@ def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tenso
     """Returns the tokens that go to each rank, the assignments to each expert, both int32, and whether each
     token goes to each rank.
     """
-    tokens = topk_idx.shape[0]
-    is_none = (topk_idx < 0) | (topk_idx >= experts)
-    expert = topk_idx.masked_fill(is_none, experts)
-    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=topk_idx.device)
-    flat = expert.flatten()
-    per_expert.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
-    is_in_rank = torch.zeros(tokens, ranks + 1, dtype=torch.bool, device=topk_idx.device)
-    is_in_rank.scatter_(1, expert // (experts // ranks), True)
-    is_in_rank = is_in_rank[:, :ranks].contiguous()
-    return is_in_rank.sum(0, dtype=torch.int32), per_expert[:experts], is_in_rank
+    # Ids that are none, or no expert's, are counted before and after all others.
+    places = (topk_idx.clamp(-1, experts) + 1).flatten()
+    per_expert = torch.zeros(experts + 2, dtype=torch.int32, device=topk_idx.device)
+    per_expert.scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+    numbers = torch.arange(ranks, device=topk_idx.device)
+    # Rounded down: -1 and ids beyond the experts are of no rank.
+    is_in_rank = ((topk_idx // (experts // ranks)).unsqueeze(2) == numbers).any(1)
+    return is_in_rank.sum(0, dtype=torch.int32), per_expert[1:-1], is_in_rank
