@@ -71,11 +71,12 @@ def test_wrong_arguments_of_a_buffer(monkeypatch):
         with pytest.raises(NotImplementedError, match="get_comm_stream"):
             deep_ep.Buffer(member(), 1 << 20, connect=never).get_comm_stream()
     settings._said.clear()
-    with pytest.warns(UserWarning, match="allow_mnnvl has no effect"):
-        deep_ep.Buffer(member(), 1 << 20, connect=never, allow_mnnvl=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        deep_ep.Buffer(member(), 1 << 20, connect=never, allow_mnnvl=True)
+    for name in ("allow_mnnvl", "use_fabric"):
+        with pytest.warns(UserWarning, match=f"{name} has no effect"):
+            deep_ep.Buffer(member(), 1 << 20, connect=never, **{name: True})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            deep_ep.Buffer(member(), 1 << 20, connect=never, **{name: True})
     for name, value in (
         ("FERRY_DEEP_EP_EXACT", "1"),
         ("FERRY_DEEP_EP_EXACT", "yes"),

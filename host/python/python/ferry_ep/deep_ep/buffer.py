@@ -60,6 +60,7 @@ class Buffer(Absent):
         enable_shrink: bool = False,
         comm: Any = None,
         *,
+        use_fabric: bool = False,
         connect: Callable[[plans.Config, Any], Communicator] | None = None,
     ) -> None:
         """Makes the buffer of this rank. Collective. Synchronizes.
@@ -70,17 +71,19 @@ class Buffer(Absent):
         configuration and ``group``, for groups of your own: simulated ones, or several ranks in a process. It
         is called for each communicator, on all ranks in the same order; :meth:`destroy` closes what it made.
 
-        ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode`` and ``allow_mnnvl`` have no effect. Raises
-        ``NotImplementedError`` for ``num_rdma_bytes``, ``low_latency_mode``, ``enable_shrink`` and ``comm``,
-        :class:`ferry_ep.ArgumentError`, and the exceptions of :class:`ferry_ep.Group`.
+        ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode``, ``allow_mnnvl`` and ``use_fabric`` (of
+        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``,
+        ``low_latency_mode``, ``enable_shrink`` and ``comm``, :class:`ferry_ep.ArgumentError`, and the
+        exceptions of :class:`ferry_ep.Group`.
         """
         require_present(num_rdma_bytes, low_latency_mode, enable_shrink, comm)
         if group is None:
             raise ArgumentError("group is None, but it is a process group")
         if num_nvl_bytes < 0:
             raise ArgumentError(f"num_nvl_bytes is {num_nvl_bytes}, but it is at least 0")
-        if allow_mnnvl:
-            say_once("ferry_ep.deep_ep: allow_mnnvl has no effect, as ranks are of one node")
+        for name, value in (("allow_mnnvl", allow_mnnvl), ("use_fabric", use_fabric)):
+            if value:
+                say_once(f"ferry_ep.deep_ep: {name} has no effect, as ranks are of one node")
         self._settings = Settings.read()
         if self._settings.is_exact:
             raise ArgumentError(

@@ -1,0 +1,135 @@
+"""The order of streams in calls of ``ferry_ep.deep_ep``, on streams that write down what they are asked."""
+
+from __future__ import annotations
+
+import contextlib
+
+import ferry_ep as ferry
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+events = pytest.importorskip("ferry_ep.deep_ep.events")
+
+
+class Stream:
+    device = "cuda:0"
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.log.append(f"{self.name} waits for an event of {event.of}")
+
+
+class Recorded:
+    """A tensor that notes on which streams it is used."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def record_stream(self, stream):
+        self.log.append(f"{self.name} is used on {stream.name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Puts streams in the place of CUDA's: the current one is "caller", the buffer's "buffer"."""
+    log: list = []
+    now = [Stream("caller", log)]
+    buffer = Stream("buffer", log)
+    capturing = [False]
+
+    class Event:
+        def record(self, stream):
+            self.of = stream.name
+            log.append(f"event on {stream.name}")
+
+    @contextlib.contextmanager
+    def stream(given):
+        now.append(given)
+        yield
+        now.pop()
+
+    for name, value in (
+        ("is_initialized", lambda: True),
+        ("current_stream", lambda device=None: now[-1]),
+        ("stream", stream),
+        ("Event", Event),
+        ("is_current_stream_capturing", lambda: capturing[0]),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def work(previous=None, is_async=False, allocate=False, fails=False):
+        log.clear()
+        with events.Ordered(buffer, previous, is_async, allocate) as ordered:
+            ordered.reads(Recorded("input", log), None)
+            log.append(f"work on {now[-1].name}")
+            if fails:
+                raise KeyError
+            ordered.returns(Recorded("result", log), None)
+        assert now[-1].name == "caller"
+        return ordered.event
+
+    work.log, work.capturing = log, capturing
+    return work
+
+
+def test_a_call_comes_after_and_before_the_current_stream(cuda):
+    event = cuda()
+    assert cuda.log == [
+        "buffer waits for caller",
+        "work on buffer",
+        "result is used on caller",
+        "caller waits for buffer",
+    ]
+    assert event.event is None
+
+
+@pytest.mark.parametrize("allocate", [False, True])
+def test_a_call_after_an_event_that_ends_with_one(cuda, allocate):
+    before = events.EventOverlap(events.EventHandle())
+    event = cuda(before, True, allocate)
+    assert cuda.log == [
+        "buffer waits for an event of caller",
+        "input is used on buffer",
+        "work on buffer",
+        "result is used on caller",
+        "event on buffer",
+    ]
+    cuda.log.clear()
+    event.current_stream_wait()
+    with event:
+        assert cuda.log == ["caller waits for an event of buffer"]
+    assert cuda.log == ["caller waits for an event of buffer"] * 2
+    assert event.extra_tensors is None
+
+
+def test_an_event_of_a_call_that_was_not_async_is_none(cuda):
+    cuda(events.EventOverlap())
+    assert cuda.log[0] == "buffer waits for caller"
+    cuda(None, True)
+    assert cuda.log[0] == "buffer waits for caller" and cuda.log[-1] == "event on buffer"
+
+
+def test_a_capture_keeps_tensors_instead(cuda):
+    cuda.capturing[0] = True
+    event = cuda(None, True)
+    assert [each.name for each in event.extra_tensors] == ["input", "result"]
+    assert not any("is used" in line for line in cuda.log)
+    assert cuda().extra_tensors is None
+
+
+def test_after_a_failure_the_current_stream_waits(cuda):
+    with pytest.raises(KeyError):
+        cuda(None, True, fails=True)
+    assert cuda.log[-1] == "caller waits for buffer"
+
+
+def test_allocations_on_the_buffers_stream_need_an_event(cuda):
+    before = events.EventOverlap(events.EventHandle())
+    for previous, is_async in ((None, True), (before, False), (events.EventOverlap(), True)):
+        with pytest.raises(ferry.ArgumentError, match="allocate_on_comm_stream is True"):
+            cuda(previous, is_async, True)
