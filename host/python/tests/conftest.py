@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 
@@ -13,9 +14,7 @@ from oracle import Problem, bits, expert, values
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--gpu", type=int, help="CUDA device that all ranks share: test_torch.py and test_deep_ep*.py"
-    )
+    parser.addoption("--gpu", type=int, help="CUDA device that all ranks share, for the tests with torch")
 
 
 def pytest_configure(config):
@@ -84,6 +83,22 @@ def world(request):
     yield make
     for each in made:
         each.end()
+
+
+def on_streams(device: str, work, count: int) -> list:
+    """Runs ``work(rank)`` in a thread for each rank; on a GPU with a stream of torch of its own."""
+    if device == "cpu":
+        return in_threads(work, count)
+    torch = importlib.import_module("torch")
+    torch.cuda.synchronize()
+
+    def run(rank: int):
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            result = work(rank)
+            torch.cuda.current_stream().synchronize()
+            return result
+
+    return in_threads(run, count)
 
 
 def in_threads(work, count: int) -> list:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import ferry_ep as ferry
 import torch
-from conftest import in_threads
+from conftest import on_streams
 from ferry_ep.deep_ep import Buffer
 from ferry_ep.deep_ep.utils import per_token_cast_to_fp8
 
@@ -61,20 +60,16 @@ class World:
     def run(self, work) -> list:
         """Runs ``work(rank)`` on all ranks, on a GPU on a stream of each. Returns the results."""
 
-        def on_stream(rank):
-            with contextlib.ExitStack() as stack:
-                if self.gpu is not None:
-                    torch.cuda.set_device(self.gpu)
-                    stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
-                try:
-                    return work(rank)
-                except BaseException:
-                    # The others wait for this rank.
-                    for ranks in list(self.made.values()):
-                        ranks[rank]._native._drop()
-                    raise
+        def guarded(rank):
+            try:
+                return work(rank)
+            except BaseException:
+                # The others wait for this rank.
+                for ranks in list(self.made.values()):
+                    ranks[rank]._native._drop()
+                raise
 
-        return in_threads(on_stream, self.ranks)
+        return on_streams(self.device, guarded, self.ranks)
 
     def end(self) -> None:
         """Drops what is left."""

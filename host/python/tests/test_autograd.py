@@ -6,7 +6,7 @@ import importlib
 
 import ferry_ep as ferry
 import pytest
-from conftest import in_threads
+from conftest import on_streams
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 autograd = importlib.import_module("ferry_ep.autograd")
@@ -23,14 +23,16 @@ class Layer:
         torch.manual_seed(seed)
         self.plan, config = of.plan, of.config
         hidden = config.hidden
-        self.x = [torch.from_numpy(x).bfloat16().requires_grad_() for x in problem.x]
-        self.ids = [torch.from_numpy(ids).to(id_type) for ids in problem.ids]
-        self.weights = [torch.from_numpy(weights).requires_grad_() for weights in problem.weights]
+        device = of.device
+        self.x = [torch.from_numpy(x).to(device, torch.bfloat16).requires_grad_() for x in problem.x]
+        self.ids = [torch.from_numpy(ids).to(device, id_type) for ids in problem.ids]
+        self.weights = [torch.from_numpy(given).to(device).requires_grad_() for given in problem.weights]
         self.matrices = [
-            (torch.randn(self.plan.local_experts, hidden, hidden) / 8).requires_grad_() for _ in problem.x
+            (torch.randn(self.plan.local_experts, hidden, hidden) / 8).to(device).requires_grad_()
+            for _ in problem.x
         ]
         #: Gradients of the sums, exact in BF16.
-        self.factors = [torch.randn(x.shape).bfloat16() for x in self.x]
+        self.factors = [torch.randn(x.shape).to(device, torch.bfloat16) for x in self.x]
         self.leaves = [*self.x, *self.weights, *self.matrices]
 
     def rows(self, rank, received):
@@ -94,7 +96,7 @@ class Layer:
 @pytest.mark.parametrize("receive", ["strided", "compact"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_gradients_are_those_of_plain_torch(bench, ranks, receive, id_type):
-    of = bench(ranks, receive=receive, combine_weights=True, experts=6, top_k=3, gpu=None)
+    of = bench(ranks, receive=receive, combine_weights=True, experts=6, top_k=3)
     layer = Layer(of, 1, id_type)
     exchanges = [autograd.RowExchange(rank) for rank in of.ranks]
 
@@ -104,7 +106,7 @@ def test_gradients_are_those_of_plain_torch(bench, ranks, receive, id_type):
         of.ranks[rank].release_thread()
 
     for _ in range(2):
-        in_threads(run, ranks)
+        on_streams(of.device, run, ranks)
         layer.check()
         # Forward and backward are a round each.
         assert all(rank.round == "idle" and rank.check() is None for rank in of.ranks)
@@ -113,7 +115,7 @@ def test_gradients_are_those_of_plain_torch(bench, ranks, receive, id_type):
 
 def test_two_layers_and_a_leaf_in_both(bench):
     """Gradients through two layers are those of plain torch, with the first layer's sums as they were."""
-    of = bench(2, receive="compact", combine_weights=True, gpu=None)
+    of = bench(2, receive="compact", combine_weights=True)
     first, second = Layer(of, 2), Layer(of, 3)
     exchanges = [autograd.RowExchange(rank) for rank in of.ranks]
     middle = [None, None]
@@ -125,7 +127,7 @@ def test_two_layers_and_a_leaf_in_both(bench):
         sums = second.sums(exchanges[rank], rank)
         (sums.float() * second.factors[rank]).sum().backward()
 
-    in_threads(run, 2)
+    on_streams(of.device, run, 2)
     second.leaves[:2] = middle
     gradients = [of_rank.grad.clone() for of_rank in middle]
     second.check()
@@ -136,7 +138,7 @@ def test_two_layers_and_a_leaf_in_both(bench):
 @pytest.mark.parametrize("needs", ["x", "weights", "matrices", "rows of dispatch"])
 def test_parts_that_need_no_gradient(bench, needs):
     """A backward pass is one round, whatever needs a gradient, and whatever the loss reads."""
-    of = bench(2, receive="strided", combine_weights=True, gpu=None)
+    of = bench(2, receive="strided", combine_weights=True)
     layer = Layer(of, 4)
     wanted = layer.reference()[0]
     for name in ("x", "weights", "matrices"):
@@ -155,7 +157,7 @@ def test_parts_that_need_no_gradient(bench, needs):
         else:
             (sums.float() * layer.factors[rank]).sum().backward()
 
-    in_threads(run, 2)
+    on_streams(of.device, run, 2)
     assert of.ranks[0]._native._counts() == (2, 2) and of.ranks[0].round == "idle"
     gradients = layer.take()
     if needs.startswith("rows"):
@@ -173,10 +175,10 @@ def test_parts_that_need_no_gradient(bench, needs):
 
 def test_returned_weights(bench):
     """A weight of a row returns to its slot, and so does its gradient to the row."""
-    of = bench(2, receive="compact", combine_weights=True, gpu=None)
+    of = bench(2, receive="compact", combine_weights=True)
     layer = Layer(of, 5)
     exchanges = [autograd.RowExchange(rank) for rank in of.ranks]
-    factors = [torch.rand(weights.shape) for weights in layer.weights]
+    factors = [torch.rand(given.shape).to(of.device) for given in layer.weights]
 
     def run(rank):
         received = exchanges[rank].dispatch(layer.x[rank], layer.ids[rank], layer.weights[rank])
@@ -184,7 +186,7 @@ def test_returned_weights(bench):
         (returned * factors[rank]).sum().backward()
         return returned
 
-    for rank, returned in enumerate(in_threads(run, 2)):
+    for rank, returned in enumerate(on_streams(of.device, run, 2)):
         is_routed = layer.ids[rank] >= 0
         assert torch.equal(returned, 3 * layer.weights[rank] * is_routed)
         assert torch.equal(layer.weights[rank].grad, 3 * factors[rank] * is_routed)

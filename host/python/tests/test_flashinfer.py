@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import ferry_ep as ferry
 import pytest
-from conftest import in_threads
+from conftest import in_threads, on_streams
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 moe_ep = pytest.importorskip("flashinfer.moe_ep", reason="FlashInfer is not installed")
@@ -19,14 +20,20 @@ INVALID = EXPERTS + 3
 class Meeting:
     """Ranks as threads: the first that comes makes all communicators."""
 
-    def __init__(self):
-        self.group = ferry.Group.simulated(RANKS, seed=3)
+    def __init__(self, gpu=None):
+        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
+        if gpu is None:
+            self.group = ferry.Group.simulated(RANKS, seed=3)
+        else:
+            self.group = ferry.Group.local([gpu] * RANKS, share_gpus=True)
         self.lock = threading.Lock()
         self.ranks = None
 
     def connect(self, config, bootstrap):
         with self.lock:
             if self.ranks is None:
+                # On one GPU the kernels of two meetings must fit at a time.
+                config = dataclasses.replace(config, max_sms=16)
                 self.ranks = ferry.Communicators(self.group, ferry.Plan(self.group, config))
         return self.ranks[bootstrap.rank]
 
@@ -44,13 +51,28 @@ def communication(meeting, rank, **params):
     return moe_ep.create_communication(bootstrap, params, adapter.FerryCommConfig(connect=meeting.connect))
 
 
-def problem(seed, rank, tokens, id_type):
+@pytest.fixture
+def meet(request):
+    """Makes meetings on the GPU that the tests are given, and ends their communicators."""
+    made = []
+
+    def make():
+        made.append(Meeting(request.config.getoption("--gpu")))
+        return made[-1]
+
+    yield make
+    for meeting in made:
+        for rank in meeting.ranks or []:
+            rank._native._drop()
+
+
+def problem(seed, rank, tokens, id_type, device="cpu"):
     random = torch.Generator().manual_seed(100 * seed + rank)
     x = torch.randn(tokens, HIDDEN, generator=random).bfloat16()
     scores = torch.rand(tokens, EXPERTS, generator=random)
     weights, ids = torch.topk(torch.softmax(scores, dim=-1), TOP_K, dim=-1)
     ids[scores[:, :TOP_K] < 0.1] = -1
-    return x, ids.to(id_type), weights
+    return x.to(device), ids.to(device, id_type), weights.to(device)
 
 
 def expert(x, number):
@@ -79,7 +101,7 @@ def layer(comm, x, ids, weights):
 
 def wanted(x, ids, weights):
     """The same layer in f64, with the sum of each rank rounded to BF16, and the bound of its roundings."""
-    sums = torch.zeros(x.shape, dtype=torch.float64)
+    sums = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     bound = torch.full_like(sums, 1e-30)
     for token in range(x.shape[0]):
         for slot in range(TOP_K):
@@ -92,8 +114,8 @@ def wanted(x, ids, weights):
 
 
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
-def test_a_layer_is_ferrys_round(id_type):
-    meeting, direct = Meeting(), Meeting()
+def test_a_layer_is_ferrys_round(meet, id_type):
+    meeting, direct = meet(), meet()
     config = ferry.Config(
         experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens_per_rank=TOKENS, receive="strided"
     )
@@ -103,9 +125,9 @@ def test_a_layer_is_ferrys_round(id_type):
         comm = communication(meeting, rank)
         assert comm.backend_name == "ferry" and comm.is_workload_feasible(TOKENS)
         for seed, tokens in enumerate([TOKENS, (rank + 1) % TOKENS, 0 if rank else 2]):
-            x, ids, weights = problem(seed, rank, tokens, id_type)
+            x, ids, weights = problem(seed, rank, tokens, id_type, meeting.device)
             answers = layer(comm, x, ids, weights)
-            output = torch.full((tokens, HIDDEN), float("nan"), dtype=torch.bfloat16)
+            output = torch.full_like(x, float("nan"))
             shaped = answers.view(RANKS, TOKENS, HIDDEN) if seed else answers
             sums = comm.combine(shaped, output=output if seed == 1 else None)
             assert seed != 1 or sums is output
@@ -119,7 +141,55 @@ def test_a_layer_is_ferrys_round(id_type):
         with pytest.raises(ferry.ClosedError, match="destroyed"):
             comm.dispatch(x, ids, weights)
 
-    in_threads(run, RANKS)
+    on_streams(meeting.device, run, RANKS)
+
+
+def test_a_captured_graph(meet):
+    """Two layers in a graph of each rank; replays of fresh tokens have the bits of eager calls."""
+    meeting = meet()
+    if meeting.device == "cpu":
+        pytest.skip("graphs are captured on a GPU: pytest --gpu 0")
+    given = [problem(0, rank, TOKENS, torch.int64, meeting.device) for rank in range(RANKS)]
+    results = [torch.empty_like(x) for x, _, _ in given]
+
+    def layers(comm, x, ids, weights, output):
+        for _ in range(2):
+            received = comm.dispatch(x, ids, weights)
+            first = comm.ep_rank * comm.num_local_experts
+            is_local = (received.topk_ids >= first) & (received.topk_ids < first + comm.num_local_experts)
+            factor = torch.where(is_local, received.topk_weights, 0).sum(dim=1, keepdim=True)
+            rows = torch.where(is_local.any(dim=1, keepdim=True), received.hidden_states, 0)
+            x = comm.combine((rows * factor).bfloat16(), output=output)
+        return x
+
+    comms = in_threads(lambda rank: communication(meeting, rank), RANKS)
+
+    def eager(rank):
+        return layers(comms[rank], *given[rank], torch.empty_like(results[rank]))
+
+    on_streams(meeting.device, eager, RANKS)
+    graphs, streams = [], [torch.cuda.Stream() for _ in comms]
+    for rank, comm in enumerate(comms):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[rank], stream=streams[rank]):
+            layers(comm, *given[rank], results[rank])
+    for seed in range(1, 4):
+        for rank in range(RANKS):
+            fresh = problem(seed, rank, TOKENS, torch.int64, meeting.device)
+            for tensor, values in zip(given[rank], fresh, strict=True):
+                tensor.copy_(values)
+            results[rank].fill_(float("nan"))
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        for replayed, wanted in zip(results, on_streams(meeting.device, eager, RANKS), strict=True):
+            assert torch.equal(replayed.view(torch.int16), wanted.view(torch.int16))
+            assert torch.isfinite(replayed).all() and replayed.any()
+    graphs.clear()
+    for rank in meeting.ranks:
+        rank.assume_no_graphs()
 
 
 def test_without_weights_all_are_one():

@@ -1,51 +1,48 @@
 """Operators of torch, skipped without torch: `cargo xtask test-python --torch` has it, on the CPU.
 
-With `pytest --gpu 0 test_torch.py` tensors are on a GPU, which all ranks share. Set CUDA_MODULE_LOADING=EAGER
-for it, as a kernel that torch loads late would wait for a round that waits for it.
+With `pytest --gpu 0` tensors are on a GPU, which all ranks share. Set CUDA_MODULE_LOADING=EAGER for it, as a
+kernel that torch loads late would wait for a round that waits for it.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import ferry_ep as ferry
 import numpy as np
 import pytest
-from conftest import in_threads
-from oracle import bf16, bits
+from conftest import on_streams
+from oracle import Problem, bf16, bits
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 ferry_torch = pytest.importorskip("ferry_ep.torch")
 
 
-def tensors(of, problem, rank):
+def tensors_of(problem, rank, device):
     x = torch.from_numpy(problem.x[rank]).bfloat16()
     ids, weights = torch.from_numpy(problem.ids[rank]), torch.from_numpy(problem.weights[rank])
-    return x.to(of.device), ids.to(of.device), weights.to(of.device)
+    return x.to(device), ids.to(device), weights.to(device)
 
 
-def on_streams(of, work, count):
-    """Runs ``work(rank)`` in a thread for each rank; on a GPU with a stream of its own."""
-    if of.device == "cpu":
-        return in_threads(work, count)
-    torch.cuda.synchronize()
+def tensors(of, problem, rank):
+    return tensors_of(problem, rank, of.device)
 
-    def run(rank):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            result = work(rank)
-            torch.cuda.current_stream().synchronize()
-            return result
 
-    return in_threads(run, count)
+def answers_of(plan, rank, output):
+    rows = torch.full_like(output.tokens, float("nan"))
+    for group in range(plan.local_experts):
+        at = output.rows_of(group)
+        factor = 1 + (plan.first_expert(rank) + group) / 8
+        rows[at] = (output.tokens[at].float() * factor).bfloat16()
+    return rows
 
 
 def answers(of, rank, output):
-    rows = torch.full_like(output.tokens, float("nan"))
-    for group in range(of.plan.local_experts):
-        at = output.rows_of(group)
-        factor = 1 + (of.plan.first_expert(rank) + group) / 8
-        rows[at] = (output.tokens[at].float() * factor).bfloat16()
-    return rows
+    return answers_of(of.plan, rank, output)
 
 
 def as_bits(tensor):
@@ -99,7 +96,7 @@ def test_operators_in_threads(bench, mode):
         given = weights if mode == "exact" else None
         return exchange.combine(answers(of, rank, output), 5, given)
 
-    for rank, combined in enumerate(on_streams(of, run, 4)):
+    for rank, combined in enumerate(on_streams(of.device, run, 4)):
         np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, mode))))
 
 
@@ -309,7 +306,7 @@ def test_a_layer_of_experts(bench, is_compiled):
         torch.compile(layer, fullgraph=True, backend="aot_eager") if is_compiled else layer
         for layer in layers
     ]
-    results = on_streams(of, lambda rank: run[rank](x[rank]), ranks)
+    results = on_streams(of.device, lambda rank: run[rank](x[rank]), ranks)
     for rank, result in enumerate(results):
         # Three roundings to BF16 of sums of at most a few units, and two of the parts and the sum.
         torch.testing.assert_close(result.double(), dense(layers, x[rank]), rtol=2**-6, atol=2**-6)
@@ -329,6 +326,47 @@ def test_a_layer_of_another_plan_is_refused(bench, config, match):
         ferry_torch.MoE(ferry_torch.Exchange(of.ranks[0]), 32)
 
 
+def over_gathered_rows(exchange, layer, x):
+    """The layer over rows that stay as they came: gathered by expert, multiplied, weighted and summed."""
+    ids, weights = layer.route(x)
+    output = exchange.dispatch(x, ids, weights)
+    experts, multiply = layer.experts, ferry_torch._multiply
+    groups = len(experts.downs)
+    order = torch.where(output.ids < 0, groups, output.ids).flatten().argsort(stable=True)
+    rows = order // output.ids.shape[1]
+    ends = output.expert_counts.cumsum(0).int()
+    gate, up = multiply(output.tokens[rows], experts.gates_and_ups, ends).chunk(2, dim=-1)
+    inner = (torch.nn.functional.silu(gate.float()) * up.float()).bfloat16()
+    products = multiply(inner, experts.downs, ends).float() * output.weights.flatten()[order, None]
+    # Picks of other ranks come behind the last group, where products are anything.
+    products[torch.arange(len(order), device=x.device) >= ends[-1]] = 0
+    sums = torch.zeros(output.tokens.shape, device=x.device).index_add_(0, rows, products)
+    return exchange.combine(sums.bfloat16(), len(x))
+
+
+@pytest.mark.parametrize("receive", ["strided", "compact"])
+def test_a_layer_over_gathered_rows(bench, receive):
+    ranks = 2
+    # On one GPU all kernels that wait for peers must fit at a time.
+    of = bench(ranks, experts=4, receive=receive, max_sms=16)
+    by_expert = bench(ranks, experts=4, max_sms=16)
+    torch.manual_seed(2)
+    layers = [ferry_torch.MoE(ferry_torch.Exchange(rank), 32) for rank in by_expert.ranks]
+    router = torch.randn(4, 64).bfloat16()
+    for layer in layers:
+        layer.router.copy_(router)
+        layer.experts.gates_and_ups.copy_(torch.randn(layer.experts.gates_and_ups.shape) / 8)
+        layer.experts.downs.copy_(torch.randn(layer.experts.downs.shape) / 6)
+    x = [torch.randn(5, 64).bfloat16().to(of.device) for _ in layers]
+    exchanges = [ferry_torch.Exchange(rank) for rank in of.ranks]
+    results = on_streams(
+        of.device, lambda rank: over_gathered_rows(exchanges[rank], layers[rank], x[rank]), ranks
+    )
+    for rank, result in enumerate(results):
+        # As above.
+        torch.testing.assert_close(result.double(), dense(layers, x[rank]), rtol=2**-6, atol=2**-6)
+
+
 @pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
 @pytest.mark.parametrize("receive", ["view", "strided", "compact"])
 def test_rows_as_they_came(bench, receive, id_type):
@@ -345,7 +383,7 @@ def test_rows_as_they_came(bench, receive, id_type):
         sums = exchange.combine(torch.ones(shape, dtype=torch.bfloat16, device=x.device), len(x))
         return output, sums
 
-    for rank, (output, sums) in enumerate(on_streams(of, run, 2)):
+    for rank, (output, sums) in enumerate(on_streams(of.device, run, 2)):
         assert output.ids.dtype == id_type and (output.tokens is None) == (receive == "view")
         for name in ("src_info", "ids", "weights", "source_counts", "expert_counts"):
             np.testing.assert_array_equal(getattr(output, name).cpu().numpy(), getattr(wanted[rank], name))
@@ -376,7 +414,7 @@ def test_a_captured_graph(bench, ranks, receive):
         return x
 
     given = [tensors(of, of.problem(0), rank) for rank in range(ranks)]
-    on_streams(of, lambda rank: layers(rank, *given[rank]), ranks)
+    on_streams(of.device, lambda rank: layers(rank, *given[rank]), ranks)
     graphs, results = [], []
     streams = [torch.cuda.Stream() for _ in range(ranks)]
     for rank in range(ranks):
@@ -393,7 +431,7 @@ def test_a_captured_graph(bench, ranks, receive):
             with torch.cuda.stream(streams[rank]):
                 graphs[rank].replay()
         torch.cuda.synchronize()
-        eager = on_streams(of, lambda rank: layers(rank, *given[rank]), ranks)
+        eager = on_streams(of.device, lambda rank: layers(rank, *given[rank]), ranks)
         for rank in range(ranks):
             np.testing.assert_array_equal(as_bits(results[rank]), as_bits(eager[rank]))
             assert torch.isfinite(results[rank]).all() and results[rank].any()
@@ -401,3 +439,55 @@ def test_a_captured_graph(bench, ranks, receive):
     for rank in of.ranks:
         rank.assume_no_graphs()
     of.ranks.close()
+
+
+PROCESS = """
+import sys
+import torch
+import torch.distributed as distributed
+import ferry_ep as ferry
+import ferry_ep.torch
+from oracle import Problem
+from test_torch import answers_of, tensors_of
+rank, ranks, gpu, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+with ferry.Group.node(ferry.torch_bootstrap(), gpu, share_gpus=True) as group:
+    config = ferry.Config(experts=2 * ranks, top_k=2, hidden=64, max_tokens_per_rank=5, deadline=20.0)
+    plan = ferry.Plan(group, config)
+    with ferry.Communicator(group, plan) as communicator:
+        exchange = ferry.torch.Exchange(communicator)
+        for seed in range(3):
+            x, ids, weights = tensors_of(Problem(seed, ranks, 5, 64, 2 * ranks, 2), rank, f"cuda:{gpu}")
+            output = exchange.dispatch(x, ids, weights)
+            sums = exchange.combine(answers_of(plan, rank, output), 5)
+            torch.save(sums.cpu(), f"{folder}/{seed}-{rank}.pt")
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_that_share_a_gpu(request, tmp_path, ranks):
+    gpu = request.config.getoption("--gpu")
+    if gpu is None:
+        pytest.skip("processes share a GPU: pytest --gpu 0")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(ranks), str(gpu), str(tmp_path)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in started:
+            _, error = process.communicate(timeout=120)
+            assert process.returncode == 0, error
+    finally:
+        for process in started:
+            process.kill()
+    for seed in range(3):
+        wanted = Problem(seed, ranks, 5, 64, 2 * ranks, 2)
+        for rank in range(ranks):
+            sums = torch.load(tmp_path / f"{seed}-{rank}.pt")
+            np.testing.assert_array_equal(as_bits(sums), bits(bf16(wanted.sums(rank, "reduced"))))

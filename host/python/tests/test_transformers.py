@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ferry_ep as ferry
 import pytest
-from conftest import in_threads
+from conftest import in_threads, on_streams
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -61,9 +61,15 @@ def prompt_of(seed, rank):
     return torch.randint(0, SIZES["vocab_size"], (1, 4 - rank % 2))
 
 
-def divided(model, ranks):
+def divided(model, ranks, gpu=None):
     """Returns a copy of the model for each rank, and their communicators."""
-    group = ferry.Group.simulated(ranks, seed=3)
+    if gpu is None:
+        group = ferry.Group.simulated(ranks, seed=3)
+    else:
+        group, model = (
+            ferry.Group.local([gpu] * ranks, share_gpus=True),
+            copy.deepcopy(model).to(f"cuda:{gpu}"),
+        )
     config = parallel.config_of(model, max_tokens_per_rank=32, deadline=60.0)
     communicators = ferry.Communicators(group, ferry.Plan(group, config))
     models = [copy.deepcopy(model) for _ in range(ranks)]
@@ -125,14 +131,17 @@ def bound_of(model, tokens):
 
 
 @pytest.mark.parametrize(("kind", "seed", "prompts"), SEEDS)
-def test_logits_and_greedy_tokens(kind, seed, prompts):
+def test_logits_and_greedy_tokens(request, kind, seed, prompts):
     """Ranks are threads, each with its own prompt. Routes and greedy tokens are equal, logits are near."""
     model = model_of(kind, seed)
     ranks = len(prompts)
     prompts = [prompt_of(of_rank, rank) for rank, of_rank in enumerate(prompts)]
-    models, communicators = divided(model, ranks)
-    results = in_threads(lambda rank: generated(models[rank], prompts[rank]), ranks)
+    gpu = request.config.getoption("--gpu")
+    models, communicators = divided(model, ranks, gpu)
+    device = "cpu" if gpu is None else f"cuda:{gpu}"
+    results = on_streams(device, lambda rank: generated(models[rank], prompts[rank].to(device)), ranks)
     communicators.close()
+    results = [[of.cpu() for of in result] for result in results]
     largest = 0.0
     for prompt, (tokens, logits, routes) in zip(prompts, results, strict=True):
         wanted_tokens, wanted, wanted_routes = generated(model, prompt)

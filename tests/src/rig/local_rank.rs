@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use ferry::{
     Capacity, CombineEpilogue, CombineSteps, Communicator, DataType, Device, DevicePtr, Error,
-    Rank, Stream, Tensor, TokenFormat,
+    Rank, ReceiveLayout, Stream, Tensor, TokenFormat, View,
 };
 use ferry_reference::{Problem, bf16};
 
@@ -35,6 +35,8 @@ pub struct LocalRank {
     steps: Option<CombineSteps>,
     /// Rows that sums begin with.
     initial: [Option<Tensor<2>>; 2],
+    /// The view of every round.
+    view: Option<View>,
     /// Rows of the last view that was read.
     viewed: Option<Viewed>,
     /// Tokens that are given instead of those of problems.
@@ -82,6 +84,7 @@ impl LocalRank {
             row_weights: None,
             steps: None,
             initial: [None; 2],
+            view: None,
             viewed: None,
             encoded: None,
         })
@@ -163,6 +166,16 @@ impl LocalRank {
         self.enqueue_in(communicator, self.stream, turn, half)
     }
 
+    /// Notes the view of the round that was dispatched, if the plan has views and none was noted: all of a
+    /// communicator are in one place.
+    pub(super) fn note_view(&mut self, communicator: &Communicator) -> Result<(), Error> {
+        if self.settings.config.receive == ReceiveLayout::View && self.view.is_none() {
+            // SAFETY: it is read before combine alone.
+            self.view = Some(unsafe { communicator.view() }?);
+        }
+        Ok(())
+    }
+
     /// The same in another stream.
     pub(super) fn enqueue_in(
         &self,
@@ -206,22 +219,13 @@ impl LocalRank {
 
     /// Puts the experts' answers to the rows that were received and stayed as they came: to their ids,
     /// weights and sources, and if they are BF16 to their elements, else to those of their tokens.
-    pub(super) fn answer_rows(
-        &mut self,
-        communicator: &Communicator,
-        problem: &Problem,
-        scale: &[f32],
-    ) -> Result<(), Error> {
+    pub(super) fn answer_rows(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
         let (output, hidden) = (&self.slots[0].output, problem.hidden);
         let layout = RowLayout::of(&self.settings.config, output.src_info.dims[0]);
-        self.viewed = match layout.is_view() {
-            true => {
-                // SAFETY: the view is read here, before combine.
-                let view = unsafe { communicator.view() }?;
-                Some(read_view(&*self.device, &view, &layout)?)
-            }
-            false => None,
-        };
+        let viewed = self
+            .view
+            .map(|view| read_view(&*self.device, &view, &layout));
+        self.viewed = viewed.transpose()?;
         let rows = Rows::download(&*self.device, output, layout, self.viewed.as_ref())?;
         let arrived = match layout.format {
             TokenFormat::Bf16 => Some(elements(&rows.tokens)),

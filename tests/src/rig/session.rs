@@ -2,6 +2,7 @@
 
 use std::hint::spin_loop;
 use std::ops::Range;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use ferry::{
@@ -115,23 +116,25 @@ impl Session {
         let config = &self.settings.config;
         if config.receive.keeps_rows() {
             let mut ranks = self.ranks.iter_mut().zip(&self.communicators);
-            return ranks.try_for_each(|(rank, own)| rank.answer_rows(own, problem, scale));
+            ranks.try_for_each(|(rank, own)| rank.note_view(own))?;
+            return in_threads(&mut self.ranks, |rank| rank.answer_rows(problem, scale));
         }
         let shared = config.shared_expert.then_some(self.shared_factor);
         let placements = Placement::of_config(problem, config, self.shared_factor);
-        for rank in &mut self.ranks {
+        let (format, late_weights) = (config.format, self.late_weights);
+        in_threads(&mut self.ranks, |rank| {
             let placement = &placements[rank.number()];
             // Rows of other formats go through a matrix multiplication first.
-            if config.format == TokenFormat::Bf16 {
+            if format == TokenFormat::Bf16 {
                 rank.answer_received(scale, shared)?;
             } else {
                 rank.answer(problem, scale, placement)?;
             }
-            if self.late_weights {
+            if late_weights {
                 rank.give_row_weights(problem, placement)?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Sets the shared expert's factor, [`SHARED_FACTOR`] before.
@@ -284,7 +287,12 @@ impl Session {
     /// Enqueues a half call of a [first](Turn::FIRST) round on one local rank; see [`HALVES`]. Experts return
     /// whatever lies in their rows. Does not synchronise.
     pub fn launch_half(&mut self, index: usize, half: usize) -> Result<(), Error> {
-        self.ranks[index].enqueue(&mut self.communicators[index], Turn::FIRST, half)
+        let (rank, communicator) = (&mut self.ranks[index], &mut self.communicators[index]);
+        rank.enqueue(communicator, Turn::FIRST, half)?;
+        if half == 1 {
+            rank.note_view(communicator)?;
+        }
+        Ok(())
     }
 
     /// Enqueues a half call of a turn on one local rank, in a stream of its own or another's.
@@ -370,7 +378,7 @@ impl Session {
     /// Downloads all local ranks' outputs after a [first](Turn::FIRST) round. Synchronises, but not with the
     /// ranks' streams.
     pub fn outputs(&self) -> Result<Vec<RankOutputs>, Error> {
-        self.ranks.iter().map(LocalRank::outputs).collect()
+        in_threads(&self.ranks, LocalRank::outputs)
     }
 
     /// Closes after a rank gave up: the others first enqueue the rest of an open round, which ends when they
@@ -397,6 +405,20 @@ impl Session {
         }
         Ok(Communicator::close_all(self.communicators)?)
     }
+}
+
+/// Does the same for each rank in a thread of its own: large tensors take the host seconds.
+fn in_threads<Rank: Send, Of: Send, All: FromIterator<Of>>(
+    ranks: impl IntoIterator<Item = Rank>,
+    work: impl Fn(Rank) -> Result<Of, Error> + Sync,
+) -> Result<All, Error> {
+    thread::scope(|scope| {
+        let ranks = ranks.into_iter();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(|| work(rank))).collect();
+        let join =
+            |thread: ScopedJoinHandle<'_, _>| thread.join().expect("no panic in a rank's thread");
+        threads.into_iter().map(join).collect()
+    })
 }
 
 /// Makes an error of every fault, an input's too.

@@ -78,11 +78,6 @@ impl RowLayout {
             0
         }
     }
-
-    /// Whether rows are in the receive window.
-    pub const fn is_view(&self) -> bool {
-        matches!(self.receive, ReceiveLayout::View)
-    }
 }
 
 /// Contents of the outputs of a rank's dispatch whose rows stayed as they came: every tensor, all of it. Of a
