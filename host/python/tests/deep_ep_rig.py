@@ -8,6 +8,7 @@ import ferry_ep as ferry
 import torch
 from conftest import on_streams
 from ferry_ep.deep_ep import Buffer
+from ferry_ep.deep_ep.utils import per_token_cast_to_fp8
 
 #: Bytes of a buffer: windows of some hundred tokens of the tests' sizes.
 BYTES = 1 << 20
@@ -205,9 +206,22 @@ def dispatch(buffer, x, ids, weights, experts, **options):
     )
 
 
-def by_rank(buffer, tokens, rank, **options):
-    """A dispatch without ids."""
-    x = tokens.given(rank)[0]
+def encoded(x, encoding):
+    """Returns rows as they are, or as FP8 with scales: f32, f32 in columns, or powers of two, packed."""
+    if encoding is None:
+        return x
+    codes, scales = per_token_cast_to_fp8(x)
+    if encoding == "columns":
+        return codes, scales.T.contiguous().T
+    if encoding == "packed":
+        # Whatever the codes: they are not multiplied.
+        return codes, (scales.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
+    return codes, scales
+
+
+def by_rank(buffer, tokens, rank, x=None, **options):
+    """A dispatch without ids, of ``x`` or the rank's tokens."""
+    x = tokens.given(rank)[0] if x is None else x
     per_rank, per_expert, is_in_rank = (each.to(tokens.device) for each in tokens.layout(rank))
     return buffer.dispatch(
         x,

@@ -12,7 +12,7 @@ import time
 import warnings
 
 import torch
-from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, same
+from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, encoded, same
 from ferry_ep.deep_ep import Buffer, Config, EventHandle, EventOverlap
 
 #: Calls of a sequence.
@@ -28,7 +28,7 @@ class Sequence:
         choose = random.Random(seed)
         self.seed, self.choose = seed, choose
         self.world = World(choose.choice([1, 2, 2, 3, 4]), gpu)
-        self.hidden, self.top_k = choose.choice([8, 64, 136]), choose.choice([1, 2, 5])
+        self.hidden, self.top_k = choose.choice([8, 64, 136, 128, 512]), choose.choice([1, 2, 5])
         self.experts = self.world.ranks * choose.choice([5, 6, 9])
         self.calls = [self.call(at) for at in range(CALLS)]
 
@@ -46,8 +46,10 @@ class Sequence:
             holes=choose.choice([0, 0.3, 1]),
         )
         is_async = choose.random() < 0.5
+        encodings = {0: [None], 128: [None, "f32", "columns"], 512: [None, "f32", "packed"]}
         return {
             "kind": choose.choice(KINDS),
+            "encoding": choose.choice(encodings[self.hidden if self.hidden % 128 == 0 else 0]),
             "tokens": tokens,
             "handle": choose.random(),
             "worst": sum(counts) + choose.choice([0, 1, 7]),
@@ -100,25 +102,30 @@ def first(kind, call, buffer, rank, options):
     """A dispatch that makes a handle. Returns it, and whether it had ids."""
     tokens = call["tokens"]
     if kind == "by rank":
-        received = by_rank(buffer, tokens, rank, expert_alignment=call["alignment"], **options)
+        given = encoded(tokens.given(rank)[0], call["encoding"])
+        received = by_rank(buffer, tokens, rank, x=given, expert_alignment=call["alignment"], **options)
     else:
         named = (
             {"expert_alignment": call["alignment"]} if kind == "topk" else {"num_worst_tokens": call["worst"]}
         )
-        received = dispatch(buffer, *tokens.given(rank), tokens.experts, **named, **options)
+        x, *routed = tokens.given(rank)
+        x = encoded(x, call["encoding"])
+        received = dispatch(buffer, x, *routed, tokens.experts, **named, **options)
     wait(received[5])
-    if kind == "topk":
+    if kind == "topk" and call["encoding"] is None:
         return check_received(tokens, rank, received, call["alignment"]), True
     rows, ids, weights, counts, handle, _ = received
     wanted = tokens.received(rank)
     n = len(wanted["token"])
-    same(rows[:n], wanted["x"])
-    if kind == "by rank":
-        assert (ids, weights, len(rows)) == (None, None, n)
+    size = same_rows(rows, wanted["x"], call["encoding"])
+    if kind != "worst":
+        assert size == n
         assert counts == [-(-count // call["alignment"]) * call["alignment"] for count in wanted["counts"]]
         check_handle(tokens, rank, handle, wanted)
+    if kind == "by rank":
+        assert (ids, weights) == (None, None)
         return handle, False
-    assert counts == [] and len(rows) == call["worst"]
+    assert kind == "topk" or (counts == [] and size == call["worst"])
     same(ids[:n], wanted["ids"])
     same(weights[:n], wanted["weights"])
     assert (ids[n:] == -1).all()
@@ -128,15 +135,27 @@ def first(kind, call, buffer, rank, options):
 def again(of, handle, buffer, rank, call, options):
     """A dispatch with a handle, of other rows."""
     other = others(of, call)
-    rows, *nothing, event = buffer.dispatch(other[rank].to(of.device), handle=handle, **options)
+    given = encoded(other[rank].to(of.device), call["encoding"])
+    rows, *nothing, event = buffer.dispatch(given, handle=handle, **options)
     wait(event)
     assert nothing == [None] * 4
     wanted = of.received(rank)
     n = len(wanted["token"])
-    assert len(rows) == len(handle[3])
     pairs = zip(wanted["source"].tolist(), wanted["token"].tolist(), strict=True)
     expected = [other[source][token] for source, token in pairs]
-    same(rows[:n], torch.stack(expected) if n else wanted["x"])
+    size = same_rows(rows, torch.stack(expected) if n else wanted["x"], call["encoding"])
+    assert size == len(handle[3])
+
+
+def same_rows(rows, wanted, encoding):
+    """Compares the first received rows with those that were sent. Returns the number of all."""
+    if encoding is None:
+        same(rows[: len(wanted)], wanted)
+        return len(rows)
+    for given, each in zip(rows, encoded(wanted, encoding), strict=True):
+        assert given.is_contiguous()
+        same(given[: len(wanted)], each)
+    return len(rows[0])
 
 
 def combine(of, handle, has_ids, buffer, rank, call, options):

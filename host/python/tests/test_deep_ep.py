@@ -5,6 +5,7 @@ Ranks are threads, of a simulated group, or with ``--gpu`` of that device.
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import ferry_ep as ferry
@@ -13,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
-from deep_ep_rig import Tokens, by_rank, check_handle, check_received, dispatch, same  # noqa: E402
+from deep_ep_rig import Tokens, by_rank, check_handle, check_received, dispatch, encoded, same  # noqa: E402
 from ferry_ep.deep_ep import settings  # noqa: E402
 
 
@@ -63,6 +64,46 @@ def test_dispatch_and_combine(world, ranks, alignment):
         buffer.destroy()
 
     of.run(run)
+
+
+@pytest.mark.parametrize("encoding", ["f32", "columns", "packed"])
+def test_fp8_rows_and_their_scales_arrive_as_they_are(world, encoding):
+    of = world(2)
+    tokens = Tokens(10, of, [6, 5], hidden=512)
+    barrier = threading.Barrier(2)
+    settings._said.clear()
+
+    def run(rank):
+        buffer = of.buffer(rank, 1 << 21)
+        x, ids, weights = tokens.given(rank)
+        wanted = tokens.received(rank)
+        for worst in (0, 20):
+            rows, got_ids, _, _, handle, _ = dispatch(
+                buffer, encoded(x, encoding), ids, weights, tokens.experts, num_worst_tokens=worst
+            )
+            n = len(wanted["x"])
+            for given, each in zip(rows, encoded(wanted["x"], encoding), strict=True):
+                assert given.is_contiguous() and len(given) == (worst or n)
+                same(given[:n], each)
+            same(got_ids[:n], wanted["ids"])
+            answers = torch.full((len(rows[0]), 512), float("nan"), dtype=torch.bfloat16, device=of.device)
+            answers[:n] = tokens.answers(rank, wanted["x"]).to(of.device)
+            same(buffer.combine(answers, handle)[0], tokens.sums(rank))
+        # The same rows again, in the other format: the combine finds that round.
+        same(buffer.dispatch(x, handle=handle)[0][:n], wanted["x"])
+        same(buffer.combine(answers, handle)[0], tokens.sums(rank))
+        handle = dispatch(buffer, x, ids, weights, tokens.experts)[4]
+        answers = answers[:n].contiguous()
+        buffer.combine(answers, handle)
+        buffer.dispatch(encoded(x, encoding), handle=handle)
+        same(buffer.combine(answers, handle)[0], tokens.sums(rank))
+        assert not any("made again" in text for text in settings._said)
+        barrier.wait(20)
+        same(buffer.combine(answers, handle)[0], tokens.sums(rank))
+        buffer.destroy()
+
+    of.run(run)
+    assert {config.format for config, _ in of.made} == {"bf16", "fp8"}
 
 
 def test_weights_return(world):
@@ -358,7 +399,7 @@ def test_attributes_and_the_end(world):
         buffer = deep_ep.Buffer(member, 1 << 20, 0, connect=of.connect, num_qps_per_rank=1)
         assert buffer.group is member and (buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (1 << 20, 0)
         assert (buffer.rank, buffer.group_size, buffer.low_latency_mode) == (rank, 2, False)
-        assert buffer.runtime is not None and buffer.is_sm90_compiled() is False
+        assert buffer.runtime is not None and buffer.is_sm90_compiled() is True
         with pytest.raises(ferry.ArgumentError, match="explicitly_destroy is False"):
             buffer.destroy()
         buffer = of.buffer(rank)

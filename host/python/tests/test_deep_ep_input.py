@@ -139,9 +139,21 @@ def test_wrong_tensors_of_a_dispatch():
 
 def test_wrong_arguments_of_a_dispatch():
     buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
-    quantized = (torch.zeros(3, 64, dtype=torch.float8_e4m3fn), torch.zeros(3, 1))
-    with pytest.raises(NotImplementedError, match="x is a tuple of quantized rows"):
-        buffer.dispatch(**good() | {"x": quantized})
+    codes, scales = torch.zeros(3, 256, dtype=torch.float8_e4m3fn), torch.zeros(3, 2)
+    for x, name in (
+        ((codes,), "x"),
+        ((codes.float(), scales), "x[0]"),
+        ((codes[:, :64].contiguous(), scales), "x[0]"),
+        ((codes.view(torch.uint8), scales), "x[0]"),
+        ((codes, scales[:2]), "x[1]"),
+        ((codes, scales.double()), "x[1]"),
+        ((codes, None), "x[1]"),
+        ((codes, torch.zeros(3, 1)), "x[1]"),
+        ((codes, torch.zeros(3, 0, dtype=torch.int32)), "x[1]"),
+    ):
+        with pytest.raises(ferry.TensorError) as raised:
+            buffer.dispatch(**good() | {"x": x})
+        assert raised.value.name == name
     with pytest.raises(NotImplementedError, match="num_tokens_per_rdma_rank"):
         buffer.dispatch(**good(), num_tokens_per_rdma_rank=torch.zeros(1, dtype=torch.int32))
     for changes, match in (

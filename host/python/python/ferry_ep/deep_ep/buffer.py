@@ -19,6 +19,7 @@ from .checks import require_bias, require_config, require_layout, require_rows, 
 from .events import EventHandle, EventOverlap
 from .handle import Handle
 from .rounds import Routing
+from .rows import rows_of
 from .runtime import Order, Runtime, layout_of
 from .settings import Settings, say_once
 from .tuning import Config, topk_idx_t
@@ -137,8 +138,8 @@ class Buffer(Absent):
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Returns ``False``: FP8 rows are not taken."""
-        return False
+        """Returns ``True``: FP8 rows are taken."""
+        return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -214,12 +215,14 @@ class Buffer(Absent):
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, tuple[Any, ...] | None, EventOverlap]:
         """Sends tokens to the ranks of their experts, and receives those of this rank's. Collective. Waits on
         the host for the number of rows, except with ``handle`` or ``num_worst_tokens``.
 
-        ``x``: bfloat16 ``[tokens, hidden]``. With ``handle``, of an earlier dispatch, rows go where its rows
-        went. Else ``num_tokens_per_rank``, ``is_token_in_rank`` and ``num_tokens_per_expert`` are those of
+        ``x``: bfloat16 ``[tokens, hidden]``, or a tuple of float8_e4m3fn of that shape and its scales,
+        float32 ``[tokens, hidden / 128]`` or int32 ``[tokens, hidden / 512]`` of four UE8M0, with any
+        strides; they arrive as they are. With ``handle``, of an earlier dispatch, rows go where its went.
+        Else ``num_tokens_per_rank``, ``is_token_in_rank`` and ``num_tokens_per_expert`` are those of
         :meth:`get_dispatch_layout`; with ``topk_idx``, int64 ``[tokens, top_k]``, and ``topk_weights``,
         float32, rows go to the experts' ranks, and the former are checked for type and shape alone; without,
         by ``is_token_in_rank``. ``expert_alignment``: numbers of the list are rounded up to a multiple of it.
@@ -234,12 +237,11 @@ class Buffer(Absent):
         rank the end of each source's rows, and -1 in all others; the fourth the token of each row on its
         source; the fifth ``is_token_in_rank``; the others are the buffer's.
 
-        Raises ``NotImplementedError`` for quantized rows, :class:`ferry_ep.TensorError`,
-        :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`, and as
-        :meth:`ferry_ep.Communicator.dispatch`.
+        Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`,
+        and as :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._live()
-        sent = require_rows("x", x)
+        sent = rows_of(x)
         num_sms = Buffer.num_sms if config is None else require_config(config)
         if expert_alignment < 1:
             raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
@@ -252,14 +254,14 @@ class Buffer(Absent):
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
-            require_rows("x", x, (len(routing.ids), None))
+            rows_of(x, len(routing.ids))
             rows, event = runtime.send_again(sent, routing, num_sms=num_sms, order=order)
             return rows, None, None, None, None, event
         experts, *layout = require_layout(
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, sent.shape[0], self.group_size
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, len(sent.tokens), self.group_size
         )
         if topk_idx is not None or topk_weights is not None:
-            topk = require_topk(topk_idx, topk_weights, sent.shape[0])
+            topk = require_topk(topk_idx, topk_weights, len(sent.tokens))
             worst = num_worst_tokens or None
             received = runtime.send(sent, topk, experts, layout[0], worst=worst, num_sms=num_sms, order=order)
         elif num_worst_tokens:

@@ -45,11 +45,6 @@ def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int |
 
 def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:
     """Checks rows that travel, BF16 ``[tokens, hidden]``, and returns them."""
-    if isinstance(x, tuple):
-        raise NotImplementedError(
-            f"{name} is a tuple of quantized rows and scales, but Ferry carries bfloat16 rows here: give "
-            f"these, and quantize what arrives"
-        )
     require_tensor(name, x, torch.bfloat16, shape)
     assert isinstance(x, Tensor)
     if x.shape[1] % 8:

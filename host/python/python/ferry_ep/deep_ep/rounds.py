@@ -13,6 +13,7 @@ from torch import Tensor
 from ..communicator import Communicator
 from ..errors import OrderError
 from ..outputs import DispatchOutput, ReceivedCounts
+from .rows import Rows
 from .settings import say_once
 
 __all__ = ["Lane", "Routing"]
@@ -27,6 +28,8 @@ class Routing:
 
     experts: int
     """Experts of the plan: of all ranks, or one for each rank if the caller gave no ids."""
+    format: str
+    """Format of the dispatch's rows."""
     has_topk: bool
     """Whether the caller gave ids."""
     ids: Tensor
@@ -79,7 +82,7 @@ class Lane:
 
     def dispatch(
         self,
-        x: Tensor,
+        x: Rows,
         ids: Tensor,
         weights: Tensor | None,
         *,
@@ -97,9 +100,11 @@ class Lane:
         try:
             opened.limit(num_sms)
             if rows is not None:
-                out = communicator.dispatch(x, ids, weights, out=self._outputs(communicator, x, ids, rows))
+                out = communicator.dispatch(
+                    x.given, ids, weights, out=self._outputs(communicator, x, ids, rows)
+                )
             else:
-                communicator.dispatch_async(x, ids, weights)
+                communicator.dispatch_async(x.given, ids, weights)
                 communicator.dispatch_counts()
                 while (counts := communicator.received()) is None:
                     time.sleep(0)  # other threads of the process go on
@@ -109,7 +114,7 @@ class Lane:
             self._put_back(opened, None)
             raise
         routing = (
-            Routing(experts, weights is not None, ids.clone(), out.rows, out.weights)
+            Routing(experts, x.format, weights is not None, ids.clone(), out.rows, out.weights)
             if again is None
             else again
         )
@@ -151,6 +156,10 @@ class Lane:
             each.communicator.give_up(stream=stream)
             each.routing = None
         self._open.clear()
+
+    def has_open(self, routing: Routing) -> bool:
+        """Whether a round of a routing is open."""
+        return self._find(routing) is not None
 
     def _find(self, routing: Routing) -> _Round | None:
         """Returns the newest open round of a routing."""
@@ -194,7 +203,7 @@ class Lane:
             self._open.append(opened)
 
     def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
-        """Opens a round of ``routing`` with rows of any values."""
+        """Opens a round of ``routing`` with rows of zeros."""
         if self._is_strict:
             raise OrderError(
                 "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
@@ -204,11 +213,11 @@ class Lane:
             "ferry_ep.deep_ep: a combine had a handle whose round is not open (combined before, or given up "
             "by later dispatches): its dispatch is made again, which is right, but takes its time"
         )
-        x = torch.empty(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
+        x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
         options = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
-        self.dispatch(x, routing.ids, None, again=routing, **options)
+        self.dispatch(Rows(x, None), routing.ids, None, again=routing, **options)
 
     @staticmethod
-    def _outputs(communicator: Communicator, like: Tensor, ids: Tensor, rows: int) -> Any:
+    def _outputs(communicator: Communicator, like: Rows, ids: Tensor, rows: int) -> Any:
         """Allocates outputs for ids of the type of ``ids``."""
-        return communicator.outputs(like, rows, id_type="i64" if ids.dtype == torch.int64 else "i32")
+        return communicator.outputs(like.tokens, rows, id_type="i64" if ids.dtype == torch.int64 else "i32")

@@ -17,10 +17,14 @@ from ..errors import ArgumentError, FaultError, PeerGaveUp, PoisonedError
 from .events import EventOverlap, Ordered
 from .handle import Handle
 from .rounds import Lane, Routing
+from .rows import Rows
 from .settings import Settings
 from .tuning import max_tokens, plan_of
 
 __all__ = ["Order", "Received", "Runtime", "layout_of"]
+
+#: Formats in which rows travel.
+_FORMATS = ("bf16", "fp8")
 
 
 class Order(NamedTuple):
@@ -34,7 +38,7 @@ class Order(NamedTuple):
 class Received(NamedTuple):
     """Results of a dispatch."""
 
-    rows: Tensor
+    rows: Tensor | tuple[Tensor, Tensor]
     ids: Tensor | None
     weights: Tensor | None
     counts: list[int]
@@ -64,9 +68,9 @@ class Runtime:
         self._connect = connect
         #: The group, if it is this object's to close.
         self._own = own
-        #: Lanes by experts, top-k slots, hidden size and tokens of their plans; also without tokens, if the
-        #: buffer's bytes decide on these.
-        self._lanes: dict[tuple[int, int, int, int | None], Lane] = {}
+        #: Lanes by experts, top-k slots, hidden size, format and tokens of their plans; also without tokens,
+        #: if the buffer's bytes decide on these.
+        self._lanes: dict[tuple[int, int, int, str, int | None], Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, Communicator] = {}
         self._stream: Any = None
@@ -104,17 +108,17 @@ class Runtime:
         """Returns the block of a call's work."""
         return Ordered(self.stream(like.device), *order)
 
-    def lane(self, experts: int, top_k: int, hidden: int, tokens: int) -> Lane:
+    def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
 
         Raises :class:`ferry_ep.ArgumentError` if they are too many.
         """
-        lane = self._lanes.get((experts, top_k, hidden, None))
+        lane = self._lanes.get((experts, top_k, hidden, format, None))
         if lane is None:
-            config = plan_of(experts, top_k, hidden, 1, self._settings.deadline)
+            config = plan_of(experts, top_k, hidden, 1, self._settings.deadline, format)
             most = max_tokens(self._num_nvl_bytes, self.ranks, config, self._settings)
-            lane = self._lane_of(experts, top_k, hidden, most)
-            self._lanes[experts, top_k, hidden, None] = lane
+            lane = self._lane_of(experts, top_k, hidden, most, format)
+            self._lanes[experts, top_k, hidden, format, None] = lane
         if tokens > lane.tokens:
             by = f"num_nvl_bytes, {self._num_nvl_bytes}, is"
             by = by if self._settings.max_tokens is None else "FERRY_DEEP_EP_MAX_TOKENS is"
@@ -124,12 +128,12 @@ class Runtime:
             )
         return lane
 
-    def _lane_of(self, experts: int, top_k: int, hidden: int, tokens: int) -> Lane:
+    def _lane_of(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan for ``tokens`` tokens of a rank. Not collective."""
-        key = (experts, top_k, hidden, tokens)
+        key = (experts, top_k, hidden, format, tokens)
         lane = self._lanes.get(key)
         if lane is None:
-            config = plan_of(*key, self._settings.deadline)
+            config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
             lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, self._settings.is_strict)
         return lane
 
@@ -146,7 +150,7 @@ class Runtime:
 
     def send(
         self,
-        x: Tensor,
+        x: Rows,
         topk: tuple[Tensor, Tensor],
         experts: int,
         is_token_in_rank: Tensor,
@@ -157,20 +161,21 @@ class Runtime:
     ) -> Received:
         """Makes a dispatch to the ranks of the ``experts`` that ``topk``, ids and weights, names."""
         ids, weights = topk
-        lane = self.lane(experts, ids.shape[1], x.shape[1], x.shape[0])
-        with self.ordered(x, order) as ordered:
-            ordered.reads(x, ids, weights)
+        lane = self._lane_for(x, experts, ids.shape[1])
+        with self.ordered(x.tokens, order) as ordered:
+            ordered.reads(*x, ids, weights)
             out, counts, routing = lane.dispatch(
                 x, ids, weights, experts=experts, rows=worst, num_sms=num_sms
             )
-            ordered.returns(out.tokens, out.ids, out.weights, out.src_info, out.source_counts)
+            rows = x.received(out)
+            ordered.returns(*rows, out.ids, out.weights, out.src_info, out.source_counts)
         handle = Handle(self.rank, out, is_token_in_rank, routing)
         listed = [] if counts is None else counts.expert_counts
-        return Received(out.tokens, out.ids, out.weights, listed, handle, ordered.event)
+        return Received(rows.given, out.ids, out.weights, listed, handle, ordered.event)
 
     def send_by_rank(
         self,
-        x: Tensor,
+        x: Rows,
         is_token_in_rank: Tensor,
         num_tokens_per_expert: Tensor,
         *,
@@ -179,24 +184,25 @@ class Runtime:
     ) -> Received:
         """Makes a dispatch to the ranks that ``is_token_in_rank`` has: one expert and one slot for each."""
         ranks = self.ranks
-        lane = self.lane(ranks, ranks, x.shape[1], x.shape[0])
-        with self.ordered(x, order) as ordered:
-            ordered.reads(x, is_token_in_rank, num_tokens_per_expert)
+        lane = self._lane_for(x, ranks, ranks)
+        with self.ordered(x.tokens, order) as ordered:
+            ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
             listed = self._exchange(num_tokens_per_expert, num_sms)
-            numbers = torch.arange(ranks, dtype=torch.int32, device=x.device)
+            numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
             out, _, routing = lane.dispatch(x, ids, None, experts=ranks, rows=None, num_sms=num_sms)
-            ordered.returns(out.tokens, out.src_info, out.source_counts)
+            rows = x.received(out)
+            ordered.returns(*rows, out.src_info, out.source_counts)
         handle = Handle(self.rank, out, is_token_in_rank, routing)
-        return Received(out.tokens, None, None, listed, handle, ordered.event)
+        return Received(rows.given, None, None, listed, handle, ordered.event)
 
     def send_again(
-        self, x: Tensor, routing: Routing, *, num_sms: int, order: Order
-    ) -> tuple[Tensor, EventOverlap]:
+        self, x: Rows, routing: Routing, *, num_sms: int, order: Order
+    ) -> tuple[Any, EventOverlap]:
         """Makes a dispatch to the ranks of an earlier one."""
-        lane = self.lane(routing.experts, routing.ids.shape[1], x.shape[1], x.shape[0])
-        with self.ordered(x, order) as ordered:
-            ordered.reads(x)
+        lane = self._lane_for(x, routing.experts, routing.ids.shape[1])
+        with self.ordered(x.tokens, order) as ordered:
+            ordered.reads(*x)
             out, _, _ = lane.dispatch(
                 x,
                 routing.ids,
@@ -206,8 +212,9 @@ class Runtime:
                 num_sms=num_sms,
                 again=routing,
             )
-            ordered.returns(out.tokens)
-        return out.tokens, ordered.event
+            received = x.received(out)
+            ordered.returns(*received)
+        return received.given, ordered.event
 
     def combine(
         self,
@@ -220,7 +227,12 @@ class Runtime:
         order: Order,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the rows of each token of ``routing`` at its source."""
-        lane = self.lane(routing.experts, routing.ids.shape[1], rows.shape[1], routing.ids.shape[0])
+        tokens, top_k = routing.ids.shape
+        key = (routing.experts, top_k, rows.shape[1])
+        # A dispatch with the handle may have sent rows in another format.
+        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
+        found = (each for each in lanes if each is not None and each.has_open(routing))
+        lane = next(found, None) or self.lane(*key, tokens, routing.format)
         with self.ordered(rows, order) as ordered:
             ordered.reads(rows, weights, *bias)
             sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms)
@@ -228,6 +240,11 @@ class Runtime:
                 returned = self._add(weights, routing, lane.tokens)
             ordered.returns(sums, returned)
         return sums, returned, ordered.event
+
+    def _lane_for(self, x: Rows, experts: int, top_k: int) -> Lane:
+        """Returns the lane that sends these rows. Not collective."""
+        tokens, hidden = x.tokens.shape
+        return self.lane(experts, top_k, hidden, tokens, x.format)
 
     def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int) -> list[int]:
         """Returns the sum over all ranks of the numbers for this rank's experts. Collective; waits for it.
@@ -239,10 +256,10 @@ class Runtime:
         local = sent.shape[1]
         rows = sent.new_zeros(ranks, -(-local // 4) * 4)
         rows[:, :local] = sent
-        lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks)
+        lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
         out, _, _ = lane.dispatch(
-            rows.view(torch.bfloat16), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
+            Rows(rows.view(torch.bfloat16), None), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
         )
         lane.give_up()
         numbers: list[int] = out.tokens.view(torch.int32)[:, :local].sum(0).tolist()

@@ -77,13 +77,16 @@ class Config:
         return 0
 
 
-def plan_of(experts: int, top_k: int, hidden: int, tokens: int, deadline: float = 10.0) -> plans.Config:
-    """Returns the configuration of a round."""
+def plan_of(
+    experts: int, top_k: int, hidden: int, tokens: int, deadline: float = 10.0, format: str = "bf16"
+) -> plans.Config:
+    """Returns the configuration of a round whose rows travel in ``format``, and return as BF16."""
     return plans.Config(
         experts=experts,
         top_k=top_k,
         hidden=hidden,
         max_tokens_per_rank=tokens,
+        format=format,
         receive="compact",
         combine_weights=True,
         deadline=deadline,

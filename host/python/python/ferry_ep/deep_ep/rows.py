@@ -1,0 +1,66 @@
+"""Rows of a dispatch: BF16, or FP8 with scales, which travel as they are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..outputs import DispatchOutput
+from ..tensors import refuse
+from .checks import require_rows, require_tensor
+
+__all__ = ["Rows", "rows_of"]
+
+#: Elements that share a scale.
+_GROUP = 128
+
+
+class Rows(NamedTuple):
+    """Rows that a dispatch sends, ``[tokens, hidden]``: ``scales`` is ``None`` for BF16."""
+
+    tokens: Tensor
+    scales: Tensor | None
+
+    @property
+    def format(self) -> str:
+        """Format of the plan."""
+        return "bf16" if self.scales is None else "fp8"
+
+    @property
+    def given(self) -> Any:
+        """The rows as callers have them: a tensor, or a tuple of rows and scales."""
+        return self.tokens if self.scales is None else (self.tokens, self.scales)
+
+    def received(self, out: DispatchOutput) -> Rows:
+        """Returns received rows, with scales of the type of those that were sent, without gaps."""
+        if self.scales is None or self.scales.dtype == torch.float32:
+            return Rows(out.tokens, out.scales)
+        # Packed powers of two have arrived as f32: their exponents are those that were packed.
+        exponents = (out.scales.view(torch.int32) >> 23).to(torch.uint8)
+        return Rows(out.tokens, exponents.view(torch.int32))
+
+
+def rows_of(x: Any, tokens: int | None = None) -> Rows:
+    """Checks rows of a dispatch: bfloat16 ``[tokens, hidden]``, or a tuple of these as float8_e4m3fn and
+    their scales, float32 ``[tokens, hidden / 128]`` or int32 ``[tokens, hidden / 512]`` with any strides.
+    """
+    if not isinstance(x, tuple):
+        return Rows(require_rows("x", x, (tokens, None)), None)
+    if len(x) != 2:
+        raise refuse("x", "a tensor, or a tuple of rows and scales", f"a tuple of {len(x)}")
+    codes, scales = x
+    require_tensor("x[0]", codes, torch.float8_e4m3fn, (tokens, None))
+    count, hidden = codes.shape
+    if hidden % _GROUP:
+        raise refuse("x[0]", f"rows of a multiple of {_GROUP} elements", f"hidden size {hidden}")
+    packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
+    width = hidden // (4 * _GROUP if packed else _GROUP)
+    wanted = f"torch.float32 [{count}, {hidden // _GROUP}], or torch.int32 [{count}, {hidden} / 512]"
+    if not isinstance(scales, Tensor) or scales.dtype not in (torch.float32, torch.int32):
+        given = scales.dtype if isinstance(scales, Tensor) else type(scales).__name__
+        raise refuse("x[1]", wanted, str(given))
+    if tuple(scales.shape) != (count, width) or (packed and hidden % (4 * _GROUP)):
+        raise refuse("x[1]", wanted, f"{scales.dtype}, shape {list(scales.shape)}")
+    return Rows(codes, scales)
