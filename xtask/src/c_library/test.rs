@@ -11,7 +11,7 @@ use super::{header, package};
 use crate::places::Places;
 
 /// Programs of one rank a process, or all ranks of the simulator.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "round.c",
     "bad_input.c",
     "encoded.c",
