@@ -125,6 +125,9 @@ fn outputs_that_overlap_each_other_are_refused() {
         weights: None,
         source_counts: None,
         expert_counts: None,
+        row_ends: None,
+        m_indices: None,
+        source_ranges: None,
     };
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);

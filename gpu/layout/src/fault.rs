@@ -225,6 +225,31 @@ impl Fault {
         }
     }
 
+    /// Writes which outputs lack rows, or blocks of scales, and how many.
+    fn too_small(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rank: Rank(rank),
+            index,
+            wanted,
+            saw,
+            epoch,
+            ..
+        } = *self;
+        let (kernel, what) = (self.kernel.name(), self.region.name());
+        match self.region {
+            Region::ExpertBlock => write!(
+                f,
+                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the \
+                 expert's block holds {wanted}; those beyond count as not routed here"
+            ),
+            _ => write!(
+                f,
+                "rank {rank} receives {saw} {what} in {kernel}, round {epoch}, but its outputs hold \
+                 {wanted}; those beyond count as not routed here"
+            ),
+        }
+    }
+
     /// Writes on which rank `peer` had given up itself, if it had.
     fn chain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rank(peer) = self.peer;
@@ -292,16 +317,7 @@ impl fmt::Display for Fault {
                 "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \
                  position {saw} is not below {wanted}"
             ),
-            FaultKind::OutputTooSmall if self.region == Region::ExpertBlock => write!(
-                f,
-                "rank {rank} receives {saw} rows for expert {index} in {kernel}, round {epoch}, but the \
-                 expert's block holds {wanted}; those beyond count as not routed here"
-            ),
-            FaultKind::OutputTooSmall => write!(
-                f,
-                "rank {rank} receives {saw} {what} in {kernel}, round {epoch}, but its outputs hold \
-                 {wanted}; those beyond count as not routed here"
-            ),
+            FaultKind::OutputTooSmall => self.too_small(f),
             FaultKind::TooManyTokens => write!(
                 f,
                 "rank {peer} announced {saw} tokens to rank {rank} in {kernel}, round {epoch}; the plan \

@@ -6,7 +6,7 @@ import ferry_ep as ferry
 import numpy as np
 import pytest
 from conftest import in_threads
-from oracle import Problem, bf16, bits, expert, values
+from oracle import Problem, bf16, bits, blockwise, expert, values
 
 POISON = 0xA5
 
@@ -104,3 +104,70 @@ def test_plans_refuse_what_excludes_each_other(fields, words):
         ferry.Plan(ferry.Group.simulated(2), ferry.Config(**sizes, **fields))
     for text in words:
         assert text in str(told.value)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("combine", ["reduced", "exact"])
+def test_padded_blocks(bench, transposed, combine):
+    of = bench(
+        2,
+        receive="padded",
+        format="fp8",
+        hidden=256,
+        transposed_scales=transposed,
+        combine=combine,
+        row_sources=True,
+    )
+    problem = of.problem(9)
+    block = 2 * of.config.max_tokens_per_rank
+    assert of.plan.max_rows == 2 * block and of.plan.row_alignment == 1
+    x, ids, weights = problem.arguments
+
+    def round_of(number):
+        rank = of.ranks[number]
+        out = rank.dispatch(x[number], ids[number], weights[number])
+        rank.synchronize()
+        np.testing.assert_array_equal(out.row_offsets, [0, block, 2 * block])
+        rows = problem.rows(number)
+        answers = np.full((out.rows, 256), np.nan, dtype=np.float32)
+        for group in range(2):
+            here = [row for row in rows if row[0] == 2 * number + group]
+            first = group * block
+            assert out.expert_counts[group] == len(here)
+            assert out.row_ends[group] == first + len(here)
+            for source in range(2):
+                before = sum(row[1] < source for row in here)
+                count = sum(row[1] == source for row in here)
+                assert out.source_ranges[group, source] == before << 32 | count
+            for index, (_, source, token, slot) in enumerate(here):
+                row = first + index
+                assert tuple(out.src_info[row]) == (source, token, slot)
+                codes, factors = blockwise(problem.x[source][token : token + 1])
+                np.testing.assert_array_equal(out.tokens[row], codes[0])
+                if transposed:
+                    scales = out.scales.reshape(2, 2, block)[group, :, index]
+                else:
+                    scales = out.scales[row]
+                np.testing.assert_array_equal(scales, factors[0])
+                answers[row] = expert(problem.x[source][token], 2 * number + group)
+        given = np.where(np.isnan(answers), np.uint16(0x7FC1), bits(answers))
+        with pytest.raises(ferry.TensorError, match="weights"):
+            rank.combine(given)
+        if combine == "reduced":
+            sums = rank.combine(given, row_weights=out.weights[:, 0])
+        else:
+            sums = rank.combine(given, topk_weights=weights[number])
+        rank.synchronize()
+        np.testing.assert_array_equal(values(sums), bf16(problem.sums(number, combine)))
+
+    in_threads(round_of, 2)
+
+
+def test_an_expert_with_more_rows_than_its_block_is_named(bench):
+    of = bench(1, receive="padded")
+    rank = of.ranks[0]
+    tokens = of.config.max_tokens_per_rank
+    rank.dispatch(np.zeros((tokens, 64), np.uint16), np.ones((tokens, 2), np.int32))
+    fault = rank.synchronize()
+    assert f"{2 * tokens} rows for expert 1" in str(fault)
+    rank.give_up()

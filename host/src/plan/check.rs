@@ -121,18 +121,7 @@ pub(super) fn check_sizes(
     );
     let tokens = u128::from(ranks) * max_tokens_per_rank as u128;
     let rows = tokens * top_k.min(u32::MAX as usize) as u128;
-    if config.receive == ReceiveLayout::Padded {
-        let all = tokens * local_experts as u128;
-        problems.require(
-            all <= MAX_ROWS,
-            "max_tokens_per_rank",
-            max_tokens_per_rank,
-            format_args!(
-                "local experts * ranks * max_tokens_per_rank is {all}, and at most {MAX_ROWS} rows can be \
-                 counted"
-            ),
-        );
-    }
+    check_blocks(problems, tokens * local_experts as u128, config);
     let (all, of) = most_rows(rows, local_experts, config);
     problems.require(
         all <= MAX_ROWS,
@@ -151,6 +140,18 @@ pub(super) fn check_sizes(
         format_args!(
             "max_tokens_per_rank * top_k is {entries}, and at most {most} entries of a rank can be told \
              apart where there are {experts} experts"
+        ),
+    );
+}
+
+/// Checks that the `all` rows of padded blocks can be counted.
+fn check_blocks(problems: &mut Problems, all: u128, config: &Config) {
+    problems.require(
+        config.receive != ReceiveLayout::Padded || all <= MAX_ROWS,
+        "max_tokens_per_rank",
+        config.max_tokens_per_rank,
+        format_args!(
+            "local experts * ranks * max_tokens_per_rank is {all}, and at most {MAX_ROWS} rows can be counted"
         ),
     );
 }

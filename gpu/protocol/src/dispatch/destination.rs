@@ -111,6 +111,23 @@ impl SourceBase {
             },
         }
     }
+
+    /// [`scales`](Self::scales) of an assignment of this source, from its rank within the expert.
+    #[inline(always)]
+    fn scales_row<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        options: &DispatchOptions,
+        rank: u32,
+    ) -> u32 {
+        match places_words(launch, options) {
+            true => {
+                let words = launch.machine.late(options.groups.scale_row);
+                self.scales.wrapping_add(rank.wrapping_mul(words))
+            }
+            false => self.scales.wrapping_add(rank),
+        }
+    }
 }
 
 /// Whether experts have blocks, and scales have no layout of their own: their words are placed by the block.
@@ -178,17 +195,8 @@ fn locate<M: Machine>(
         false => NOT_ROUTED,
     });
     let rows = machine.lanes(|lane| {
-        let (start, rank) = (
-            machine.own(bases, lane).scales,
-            machine.own(ranks_in_expert, lane),
-        );
-        match places_words(launch, options) {
-            true => {
-                let words = machine.late(options.groups.scale_row);
-                start.wrapping_add(rank.wrapping_mul(words))
-            }
-            false => start.wrapping_add(rank),
-        }
+        let base = machine.own(bases, lane);
+        base.scales_row(launch, options, machine.own(ranks_in_expert, lane))
     });
     let is_inside = |lane| {
         let block = machine.own(rows, lane) / scale_placement::BLOCK_ROWS;
