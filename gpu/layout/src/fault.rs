@@ -21,8 +21,8 @@ pub enum FaultKind {
     DuplicateExpert,
     /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
-    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
-    /// of a byte, `0xfe` and then three times `0xff`. `0xffffffff` goes instead, all NaNs.
+    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four
+    /// scales of a byte, `0xfe` and then three times `0xff`. `0xffffffff` goes instead, all NaNs.
     LostScales,
     /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
     /// the others count as not routed here, so combine adds nothing for them: sums of tokens of any rank may

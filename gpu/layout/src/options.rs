@@ -29,7 +29,7 @@ pub struct DispatchOptions {
     pub reserved: u32,
     /// Outputs of rows that stay as they came.
     pub rows: ReceivedRows,
-    /// Scales of tokens that the user has encoded.
+    /// Tokens that the user has encoded.
     pub encoded: EncodedInput,
 }
 
@@ -156,6 +156,18 @@ impl DispatchOptions {
         rows: ReceivedRows::NONE,
         encoded: EncodedInput::NONE,
     };
+
+    /// Whether there is a shared expert.
+    #[inline(always)]
+    pub const fn has_shared_expert(&self) -> bool {
+        self.shared_of != 0
+    }
+
+    /// This rank's tokens of the shared expert, of `tokens` tokens.
+    #[inline(always)]
+    pub const fn shared(&self, tokens: u32) -> SharedTokens {
+        SharedTokens::of(tokens, self.shared_of, self.shared_index)
+    }
 }
 
 impl DispatchWith {
@@ -216,20 +228,6 @@ impl SharedTokens {
                 }
             }
         }
-    }
-}
-
-impl DispatchOptions {
-    /// Whether there is a shared expert.
-    #[inline(always)]
-    pub const fn has_shared_expert(&self) -> bool {
-        self.shared_of != 0
-    }
-
-    /// This rank's tokens of the shared expert, of `tokens` tokens.
-    #[inline(always)]
-    pub const fn shared(&self, tokens: u32) -> SharedTokens {
-        SharedTokens::of(tokens, self.shared_of, self.shared_index)
     }
 }
 

@@ -6,7 +6,7 @@ use ferry_reference::workload::Routing;
 use super::case::Case;
 use super::dice::Dice;
 use super::inputs::Return;
-use crate::formats::{Given, Strides};
+use crate::formats::given::{Given, Strides};
 
 /// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or
 /// three rounds.
