@@ -220,6 +220,22 @@ impl Fault {
         }
     }
 
+    /// Writes which word of a token's scales is lost.
+    fn lost_scales(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {}, token {}: word {} of its {} is {:#x}, which no row carries; 0xffffffff goes instead \
+             ({}, round {})",
+            self.rank.0,
+            self.index,
+            self.wanted,
+            self.region.name(),
+            self.saw,
+            self.kernel.name(),
+            self.epoch
+        )
+    }
+
     /// Writes on which rank `peer` had given up itself, if it had.
     fn chain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rank(peer) = self.peer;
@@ -277,11 +293,7 @@ impl fmt::Display for Fault {
                 "rank {rank}: {what} is {saw}, but x has {wanted} rows; these were taken ({kernel}, round \
                  {epoch})"
             ),
-            FaultKind::LostScales => write!(
-                f,
-                "rank {rank}, token {index}: word {wanted} of its {what} is {saw:#x}, which no row carries; \
-                 0xffffffff goes instead ({kernel}, round {epoch})"
-            ),
+            FaultKind::LostScales => self.lost_scales(f),
             FaultKind::RowOutOfBounds => write!(
                 f,
                 "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \

@@ -68,8 +68,9 @@ pub struct DispatchInput {
     ///
     /// 4-byte aligned. Packed are four powers of two, e8m0, the first in the lowest byte. They arrive as f32
     /// of the same values, in which every one is exact; `0xff` as NaN. Not with `input_scale`: the global
-    /// scale of NVFP4 codes is the caller's, and rows do not carry it. By expert it needs [`Config::options`](crate::Config::options), which a shared expert
-    /// and `skip_a2a` imply. Not in formats whose rows have scales of their own, nor in BF16.
+    /// scale of NVFP4 codes is the caller's, and rows do not carry it. By expert it needs
+    /// [`Config::options`](crate::Config::options), which a shared expert and `skip_a2a` imply. Not in
+    /// formats whose rows have scales of their own, nor in BF16.
     pub x_scales: Option<Tensor<2>>,
 }
 

@@ -84,8 +84,8 @@ impl Tensors {
         };
         let scale = room.input_scale.unwrap_or(1.0);
         let encoding = Encoding::of(plan.config(), room.given, room.strides, scale);
-        let x = encoding.codes(rows, |bytes| alloc(bytes))?;
-        let scales = encoding.scales(rows, |bytes| alloc(bytes))?;
+        let x = encoding.codes(rows, &mut alloc)?;
+        let scales = encoding.scales(rows, &mut alloc)?;
         let (id, width) = match room.wide_ids {
             true => (DataType::I64, 8),
             false => (DataType::I32, 4),
