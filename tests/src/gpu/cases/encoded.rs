@@ -42,7 +42,7 @@ pub(super) fn cases() -> impl Iterator<Item = Case> {
             );
             Case {
                 note: format!(
-                    ", given encoded ({given:?}, {strides:?}), {receive} rows{}{}",
+                    ", given encoded ({given:?}, {strides:?}), received {receive}{}{}",
                     if shared { ", shared expert" } else { "" },
                     if transposed {
                         ", transposed scales"
