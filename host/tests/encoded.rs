@@ -1,5 +1,5 @@
-//! Tokens that are encoded already: scales of the wrong shape, type or strides, what they exclude, and a round
-//! without options.
+//! Tokens that are encoded already: scales of the wrong shape, type or strides, what they exclude, and a
+//! round without options.
 
 mod support;
 
@@ -43,14 +43,14 @@ fn rank_of(config: Config) -> (Communicator, DispatchInput, DispatchBuffers, Dev
 /// The error text of a dispatch with these scales.
 #[track_caller]
 fn refused(
-    (rank, input, buffers, _): &mut (Communicator, DispatchInput, DispatchBuffers, DevicePtr),
+    of: &mut (Communicator, DispatchInput, DispatchBuffers, DevicePtr),
     scales: Option<Tensor<2>>,
 ) -> String {
     let input = DispatchInput {
         x_scales: scales,
-        ..*input
+        ..of.1
     };
-    let made = rank.dispatch(STREAM, &input, buffers.output());
+    let made = of.0.dispatch(STREAM, &input, of.2.output());
     made.expect_err("was not refused").to_string()
 }
 
@@ -147,8 +147,8 @@ fn packed_scales_need_whole_words() {
     let scales = Tensor::contiguous(of.3, DataType::I32, [3, 1]);
     assert_eq!(
         refused(&mut of, Some(scales)),
-        "tensor x_scales: wanted elements of f32, as hidden 384 is no multiple of 512: a word holds scales of so \
-         many elements, given i32"
+        "tensor x_scales: wanted elements of f32, as hidden 384 is no multiple of 512: a word holds scales \
+         of so many elements, given i32"
     );
     of.0.close().unwrap();
 }
@@ -179,7 +179,7 @@ fn formats_and_arguments_that_exclude_scales() {
     of.0.close().unwrap();
 }
 
-/// By expert it needs kernels with options; where rows stay as they came all kernels have them.
+/// Kernels with options are needed by expert; where rows stay as they came all have them.
 #[test]
 fn options_are_needed_by_expert_alone() {
     let config = wide(TokenFormat::BlockwiseFp8);

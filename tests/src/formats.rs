@@ -1,13 +1,11 @@
 //! Rows of every token format as they are in dispatch's outputs, by the oracle.
 
-mod given;
+pub mod given;
 
 use std::ops::Range;
 
 use ferry::{Capacity, DataType, DevicePtr, ScaleLayout, ScaleTensor, Tensor, TokenFormat};
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
-
-pub use given::{Given, Strides};
 
 /// A token as the oracle encodes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
-use crate::formats::{self, Strides};
+use crate::formats;
+use crate::formats::given::Strides;
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Session, Settings};
@@ -67,10 +68,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
 /// with --transposed-scales `[hidden / 128, rows]`.
 ///
-/// With --pass-through dispatch is not given `x.r`, which the experts still take, but for each rank r `codes.r`
-/// u8 `[tokens, bytes of codes]` and `x_scales.r`: in fp8 f32 `[tokens, hidden / 128]`, or i32 `[tokens, hidden
-/// / 512]` of four powers of two each, the first in the lowest byte; else u8 `[tokens, groups]`. They arrive as
-/// they are, but for the two words that the guide, "Input that is encoded", names.
+/// With --pass-through dispatch is not given `x.r`, which the experts still take, but for each rank r
+/// `codes.r` u8 `[tokens, bytes of codes]` and `x_scales.r`: in fp8 f32 `[tokens, hidden / 128]`, or i32
+/// `[tokens, hidden / 512]` of four powers of two each, the first in the lowest byte; else u8
+/// `[tokens, groups]`. They arrive as they are, but for the two words that the guide, "Input that is
+/// encoded", names.
 ///
 /// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32 `[hidden
 /// / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled, then
@@ -143,8 +145,8 @@ pub struct ReplayArgs {
     /// Write zeros to strided rows without a token
     #[arg(long)]
     clear_absent: bool,
-    /// Give dispatch codes and scales, which are in the file; in fp8 the scales may be transposed, as [hidden /
-    /// 128, tokens]
+    /// Give dispatch the codes and scales of the file; in fp8 the scales may be transposed, as
+    /// [hidden / 128, tokens]
     #[arg(long, value_enum, value_name = "PLACES", num_args = 0..=1, default_missing_value = "row-major")]
     pass_through: Option<Places>,
     /// Padding and tables of rows by expert
@@ -322,16 +324,16 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
 }
 
 /// Form of the tokens that dispatch is given.
-fn form(args: &ReplayArgs, given: &Given, config: &Config) -> Result<formats::Given> {
+fn form(args: &ReplayArgs, given: &Given, config: &Config) -> Result<formats::given::Given> {
     match (&given.encoded, args.pass_through) {
-        (_, None) => Ok(formats::Given::Bf16),
+        (_, None) => Ok(formats::given::Given::Bf16),
         (Some(encoded), Some(_)) => {
             let first = &encoded.of_rank[0];
             let differs = |rank: &usize| args.skip_a2a && encoded.of_rank[*rank] != *first;
             if let Some(rank) = (0..encoded.of_rank.len()).find(differs) {
                 bail!(
-                    "with --skip-a2a every rank has the same tokens, but tensor codes.{rank} or x_scales.{rank} \
-                     is not that of rank 0"
+                    "with --skip-a2a every rank has the same tokens, but tensor codes.{rank} or \
+                     x_scales.{rank} is not that of rank 0"
                 );
             }
             encoded.form(config.format, config.hidden)

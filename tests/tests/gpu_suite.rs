@@ -49,6 +49,12 @@ fn padded_blocks() {
 }
 
 #[test]
+fn tokens_that_are_given_encoded() {
+    // 11 in each layout, on one node and on two.
+    suite("given encoded", 88);
+}
+
+#[test]
 fn dispatch_without_weights() {
     suite("no weights", 6);
 }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use ferry::layout::Region;
 use ferry::*;
 use ferry_reference::passed;
-use ferry_tests::formats::{Encoded, Given, INPUT_SCALE, Strides};
+use ferry_tests::formats::given::{Given, Strides};
+use ferry_tests::formats::{Encoded, INPUT_SCALE};
 use ferry_tests::rig::*;
 
 const FORMATS: [TokenFormat; 7] = [

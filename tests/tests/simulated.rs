@@ -6,6 +6,7 @@ use std::ops::Range;
 use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
+use ferry_tests::formats::given::Given;
 use ferry_tests::rig::*;
 
 /// Runs one case for each seed.
@@ -389,7 +390,10 @@ fn large_bare_parts() {
 #[test]
 fn no_word_of_a_row_is_taken_for_absent() {
     for seed in 4_400..4_500 {
-        let case = inline_case(seed);
+        let case = Case {
+            given: Given::Bf16,
+            ..inline_case(seed)
+        };
         let mut problems = case.problems();
         let mut given = Vec::new();
         for problem in &mut problems {

@@ -59,3 +59,45 @@ impl EncodedInput {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sentinel::SENTINEL;
+
+    #[test]
+    fn codes_of_every_format_are_told_from_bf16() {
+        assert!(!EncodedInput::NONE.is_on());
+        for format in TokenFormat::ALL {
+            let all_ones = format.all_ones();
+            let encoded = EncodedInput {
+                all_ones,
+                ..EncodedInput::NONE
+            };
+            assert_eq!(encoded.is_on(), format != TokenFormat::Bf16);
+            // Where rows may have inline flags.
+            let travels = all_ones != SENTINEL;
+            assert_eq!(travels, format.never_encodes_sentinel(), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn a_packed_word_has_four_scales() {
+        let packed = EncodedInput {
+            row_stride: 7,
+            word_stride: 2,
+            is_packed: 1,
+            ..EncodedInput::NONE
+        };
+        assert_eq!(packed.word_index(3, 5), 21 + 2);
+        for (word, value) in [(4, 0.5), (5, 1.0), (6, 2.0)] {
+            assert_eq!(f32::from_bits(packed.word_of(0xff80_7f7e, word)), value);
+        }
+        assert!(f32::from_bits(packed.word_of(0xff80_7f7e, 7)).is_nan());
+        let words = EncodedInput {
+            is_packed: 0,
+            ..packed
+        };
+        assert_eq!((words.word_index(3, 5), words.word_of(9, 5)), (31, 9));
+    }
+}

@@ -21,8 +21,8 @@ pub enum FaultKind {
     DuplicateExpert,
     /// The number of tokens on the device exceeds the rows of `x`; all rows were taken.
     TooManyOnDevice,
-    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four scales
-    /// of a byte, `0xfe` and then three times `0xff`. `0xffffffff` goes instead, all NaNs.
+    /// A word of the user's `x_scales` is `0xfffffffe`, which no row carries: the NaN of an f32, or four
+    /// scales of a byte, `0xfe` and then three times `0xff`. `0xffffffff` goes instead, all NaNs.
     LostScales,
     /// More rows arrive than fit in the outputs. The first ones were written, and `row_offsets` end there;
     /// the others count as not routed here, so combine adds nothing for them: sums of tokens of any rank may
@@ -250,6 +250,22 @@ impl Fault {
         }
     }
 
+    /// Writes which word of a token's scales is lost.
+    fn lost_scales(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {}, token {}: word {} of its {} is {:#x}, which no row carries; 0xffffffff goes instead \
+             ({}, round {})",
+            self.rank.0,
+            self.index,
+            self.wanted,
+            self.region.name(),
+            self.saw,
+            self.kernel.name(),
+            self.epoch
+        )
+    }
+
     /// Writes on which rank `peer` had given up itself, if it had.
     fn chain(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rank(peer) = self.peer;
@@ -307,11 +323,7 @@ impl fmt::Display for Fault {
                 "rank {rank}: {what} is {saw}, but x has {wanted} rows; these were taken ({kernel}, round \
                  {epoch})"
             ),
-            FaultKind::LostScales => write!(
-                f,
-                "rank {rank}, token {index}: word {wanted} of its {what} is {saw:#x}, which no row carries; \
-                 0xffffffff goes instead ({kernel}, round {epoch})"
-            ),
+            FaultKind::LostScales => self.lost_scales(f),
             FaultKind::RowOutOfBounds => write!(
                 f,
                 "rank {rank} refused a row of rank {peer} (token {index}) in {kernel}, round {epoch}: \

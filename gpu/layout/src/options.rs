@@ -30,7 +30,7 @@ pub struct DispatchOptions {
     pub reserved: u32,
     /// Outputs of rows that stay as they came.
     pub rows: ReceivedRows,
-    /// Scales of tokens that the user has encoded.
+    /// Tokens that the user has encoded.
     pub encoded: EncodedInput,
     /// Outputs of rows in expert order.
     pub groups: GroupTables,
@@ -160,6 +160,18 @@ impl DispatchOptions {
         encoded: EncodedInput::NONE,
         groups: GroupTables::NONE,
     };
+
+    /// Whether there is a shared expert.
+    #[inline(always)]
+    pub const fn has_shared_expert(&self) -> bool {
+        self.shared_of != 0
+    }
+
+    /// This rank's tokens of the shared expert, of `tokens` tokens.
+    #[inline(always)]
+    pub const fn shared(&self, tokens: u32) -> SharedTokens {
+        SharedTokens::of(tokens, self.shared_of, self.shared_index)
+    }
 }
 
 impl DispatchWith {
@@ -220,20 +232,6 @@ impl SharedTokens {
                 }
             }
         }
-    }
-}
-
-impl DispatchOptions {
-    /// Whether there is a shared expert.
-    #[inline(always)]
-    pub const fn has_shared_expert(&self) -> bool {
-        self.shared_of != 0
-    }
-
-    /// This rank's tokens of the shared expert, of `tokens` tokens.
-    #[inline(always)]
-    pub const fn shared(&self, tokens: u32) -> SharedTokens {
-        SharedTokens::of(tokens, self.shared_of, self.shared_index)
     }
 }
 

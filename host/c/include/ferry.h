@@ -183,8 +183,8 @@ typedef enum {
     // twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     // was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
-    // A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff arrived, all NaN.
-    // wanted is the word's index among the token's scales.
+    // A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff goes instead,
+    // all NaN. wanted is the word's index among the token's scales.
     FERRY_FAULT_LOST_SCALES = 10,
 } ferry_fault_kind;
 

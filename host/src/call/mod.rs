@@ -24,8 +24,8 @@ use crate::tensor::data_type::DataType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchInput {
     /// BF16 `[tokens, hidden]`, 16-byte aligned, which dispatch encodes in the plan's format; or with
-    /// [`x_scales`](Self::x_scales) codes of that format, which travel as they are: e4m3 or e2m1 (two a byte, the
-    /// even one in the low half) `[tokens, hidden]`, 16-byte aligned. Rows may have a stride
+    /// [`x_scales`](Self::x_scales) codes of that format, which travel as they are: e4m3 or e2m1 (two a byte,
+    /// the even one in the low half) `[tokens, hidden]`, 16-byte aligned. Rows may have a stride
     /// ([`Tensor::with_row_stride`]). In a split dispatch with a
     /// [shared expert](crate::Config::shared_expert) the wait reads it again, and the `input_scale` or
     /// `x_scales`.
@@ -61,15 +61,16 @@ pub struct DispatchInput {
     ///
     /// | format | type | shape | strides |
     /// |---|---|---|---|
-    /// | blockwise FP8 | f32 | `[tokens, hidden / 128]` | any: row-major, or transposed by a stride of 1 between rows |
-    /// | blockwise FP8 | i32 (or u32): four powers of two, e8m0, the first in the lowest byte (packed UE8M0) | `[tokens, hidden / 512]` | any |
+    /// | blockwise FP8 | f32 | `[tokens, hidden / 128]` | any: row-major, transposed |
+    /// | blockwise FP8 | i32 (or u32), packed UE8M0 | `[tokens, hidden / 512]` | any |
     /// | MXFP8, MXFP4 | e8m0 | `[tokens, hidden / 32]` | rows a multiple of 4 apart |
     /// | NVFP4 | e4m3 | `[tokens, hidden / 16]` | rows a multiple of 4 apart |
     ///
-    /// 4-byte aligned. Packed powers of two arrive as the f32 of the same values, in which every one is
-    /// exact; `0xff` as NaN. Not with `input_scale`: the global scale of NVFP4 codes is the caller's, and rows
-    /// do not carry it. By expert it needs [`Config::options`](crate::Config::options), which a shared expert
-    /// and `skip_a2a` imply. Not in formats whose rows have scales of their own, nor in BF16.
+    /// 4-byte aligned. Packed are four powers of two, e8m0, the first in the lowest byte. They arrive as f32
+    /// of the same values, in which every one is exact; `0xff` as NaN. Not with `input_scale`: the global
+    /// scale of NVFP4 codes is the caller's, and rows do not carry it. By expert it needs
+    /// [`Config::options`](crate::Config::options), which a shared expert and `skip_a2a` imply. Not in
+    /// formats whose rows have scales of their own, nor in BF16.
     pub x_scales: Option<Tensor<2>>,
 }
 

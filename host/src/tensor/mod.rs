@@ -11,8 +11,8 @@ use crate::tensor::handles::DevicePtr;
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
 ///
 /// All tensors are without gaps ([`is_contiguous`](Self::is_contiguous)), except a dispatch's `x`
-/// ([`with_row_stride`](Tensor::with_row_stride)) and [`x_scales`](crate::DispatchInput::x_scales). Anything else is refused, and so are elements of
-/// another type than the argument's ([`DataType`]).
+/// ([`with_row_stride`](Tensor::with_row_stride)) and [`x_scales`](crate::DispatchInput::x_scales). Anything
+/// else is refused, and so are elements of another type than the argument's ([`DataType`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor<const N: usize> {
     /// The first element.

@@ -4,9 +4,9 @@
 /// an f32.
 const LOST: [u8; 4] = [0xfe, 0xff, 0xff, 0xff];
 
-/// Codes as they arrive. Those of a byte are looked at in fours, from the row's first on: `0xff` four times is
-/// a word that means something else on the way, so the first of them loses its sign. All are NaNs. Smaller
-/// codes arrive as they are.
+/// Codes as they arrive. Those of a byte are looked at in fours, from the row's first on: `0xff` four times
+/// is a word that means something else on the way, so the first of them loses its sign. All are NaNs.
+/// Smaller codes arrive as they are.
 pub fn codes(given: &[u8], are_bytes: bool) -> Vec<u8> {
     let mut arrived = given.to_vec();
     for word in arrived.chunks_mut(4) {

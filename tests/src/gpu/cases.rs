@@ -9,7 +9,7 @@ use ferry::{CombineMode, Config, Group, ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::formats::{Given, Strides};
+use crate::formats::given::{Given, Strides};
 use crate::group::{GroupKind, open};
 use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
 use crate::verify::{Compared, Groups, Oracle};

@@ -5,8 +5,9 @@ use ferry::TokenFormat;
 use ferry_reference::{Problem, RankInput};
 use safetensors::{Dtype, SafeTensors};
 
-use super::file::ranks_of;
-use crate::formats::{Encoded, Given, groups, row_bytes};
+use super::stored::ranks_of;
+use crate::formats::given::Given;
+use crate::formats::{Encoded, groups, row_bytes};
 
 /// Prefixes of the names of codes and scales.
 pub const PREFIXES: [&str; 2] = ["codes.", "x_scales."];
@@ -14,7 +15,7 @@ pub const PREFIXES: [&str; 2] = ["codes.", "x_scales."];
 /// Tokens of all ranks, as a file has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
-    /// By rank.
+    /// Codes and scales of each rank's tokens.
     pub of_rank: Vec<Vec<Encoded>>,
     /// Type of the scales.
     dtype: Dtype,
@@ -111,8 +112,8 @@ impl Tokens {
         );
         ensure!(
             fits && self.widths == wanted,
-            "--pass-through: codes and x_scales of a token are U8 [{}] and {:?} [{}], and format {} of hidden \
-             {hidden} takes U8 [{}] and {dtypes} [{}]",
+            "--pass-through: codes and x_scales of a token are U8 [{}] and {:?} [{}], and format {} of \
+             hidden {hidden} takes U8 [{}] and {dtypes} [{}]",
             self.widths[0],
             self.dtype,
             self.widths[1],

@@ -8,7 +8,7 @@ use ferry_reference::{Problem, RankInput, bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::stored::{Stored, Tensors, bytes_of};
+use super::stored::{Stored, Tensors, bytes_of, ranks_of};
 use super::{encoded, groups, rows};
 use crate::formats::{self, Layout};
 use crate::rig::{Return, Settings};
@@ -93,23 +93,6 @@ const ENTRIES: &[&str; 2] = &["tokens", "top_k"];
 const RESIDUAL: &str = "residual.";
 /// Prefixes of the names of rows that the sums of rows begin with.
 const INITIAL: [&str; 2] = ["initial.", "second_initial."];
-
-/// One more than the highest rank that a tensor named `prefix` and a number belongs to. The
-/// highest, not the first gap: a rank behind a gap would be dropped without a word.
-pub(super) fn ranks_of(file: &SafeTensors<'_>, prefix: &str) -> Result<usize> {
-    let mut ranks = 0;
-    for name in file.names() {
-        let rank = name.strip_prefix(prefix).unwrap_or_default();
-        if rank.is_empty() || !rank.bytes().all(|byte| byte.is_ascii_digit()) {
-            continue;
-        }
-        let Ok(rank) = rank.parse::<u32>() else {
-            bail!("tensor {name}: rank {rank} is more than {}", u32::MAX)
-        };
-        ranks = ranks.max(rank as usize + 1);
-    }
-    Ok(ranks)
-}
 
 fn parse(bytes: &[u8]) -> Result<Given> {
     let file = SafeTensors::deserialize(bytes)?;

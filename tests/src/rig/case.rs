@@ -14,7 +14,8 @@ use super::options::Options;
 use super::settings::Settings;
 use super::specials;
 use super::tensors::HALVES;
-use crate::formats::{self, Given, Strides};
+use crate::formats;
+use crate::formats::given::{Given, Strides};
 use crate::verify::{Compared, Groups};
 
 /// Everything that decides a run. Its `Debug` text is what a failing test prints.

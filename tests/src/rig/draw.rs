@@ -7,7 +7,7 @@ use super::case::Case;
 use super::dice::Dice;
 use super::inputs::Return;
 use super::options::Options;
-use crate::formats::{Given, Strides};
+use crate::formats::given::{Given, Strides};
 use crate::verify::Groups;
 
 /// A case whose every parameter comes from its seed: 2 to 8 ranks of 1, 2 or all a node, two or

@@ -3,8 +3,8 @@
 use ferry::{Config, DataType, Device, DevicePtr, Error, Tensor, TokenFormat};
 use ferry_reference::bf16;
 
-use super::tensors::Room;
-use crate::formats::{Encoded, Given, Strides};
+use crate::formats::Encoded;
+use crate::formats::given::{Given, Strides};
 
 /// Bytes of a gap between rows of codes, and between rows of scales.
 const GAPS: [usize; 2] = [16, 4];
@@ -22,13 +22,13 @@ pub(super) struct Encoding {
 }
 
 impl Encoding {
-    pub(super) fn of(config: &Config, room: &Room) -> Self {
+    pub(super) fn of(config: &Config, given: Given, strides: Strides, input_scale: f32) -> Self {
         Self {
             format: config.format,
             hidden: config.hidden,
-            given: room.given.in_format(config.format, config.hidden),
-            strides: room.strides,
-            input_scale: room.input_scale.unwrap_or(1.0),
+            given: given.in_format(config.format, config.hidden),
+            strides,
+            input_scale,
         }
     }
 

@@ -155,8 +155,8 @@ impl Session {
         ranks.try_for_each(|rank| rank.give_steps(&residual[rank.number()], biased))
     }
 
-    /// Gives all later dispatches these tokens instead of those of their problems: by rank, in the form of the
-    /// settings, which is encoded.
+    /// Gives all later dispatches these tokens instead of those of their problems: by rank, in the form of
+    /// the settings, which is encoded.
     pub fn give_encoded(&mut self, encoded: &[Vec<Encoded>]) {
         let ranks = self.ranks.iter_mut();
         ranks.for_each(|rank| rank.give_encoded(&encoded[rank.number()]));

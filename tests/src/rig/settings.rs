@@ -5,7 +5,8 @@ use ferry::{Capacity, CombineMode, Config};
 use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
-use crate::formats::{self, Given, INPUT_SCALE, Strides};
+use crate::formats::given::{Given, Strides};
+use crate::formats::{self, INPUT_SCALE};
 use crate::verify::{Groups, Placement, SHARED_FACTOR, largest};
 
 /// Purpose of a session.

@@ -8,7 +8,8 @@ use ferry_reference::{RankInput, bf16};
 
 use super::encoding::{Encoding, place};
 use super::inputs::Return;
-use crate::formats::{Encoded, Given, Strides};
+use crate::formats::Encoded;
+use crate::formats::given::{Given, Strides};
 use crate::verify::{POISON, download};
 
 /// Half calls of a round: dispatch, its wait, combine, its wait. A fused rank skips the waits.
@@ -81,9 +82,10 @@ impl Tensors {
             memory.read.push(at);
             Ok::<_, Error>(at)
         };
-        let encoding = Encoding::of(plan.config(), &room);
-        let x = encoding.codes(rows, |bytes| alloc(bytes))?;
-        let scales = encoding.scales(rows, |bytes| alloc(bytes))?;
+        let scale = room.input_scale.unwrap_or(1.0);
+        let encoding = Encoding::of(plan.config(), room.given, room.strides, scale);
+        let x = encoding.codes(rows, &mut alloc)?;
+        let scales = encoding.scales(rows, &mut alloc)?;
         let (id, width) = match room.wide_ids {
             true => (DataType::I64, 8),
             false => (DataType::I32, 4),

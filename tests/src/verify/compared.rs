@@ -5,7 +5,8 @@ use ferry_reference::{Problem, SharedRows, part_of, round_to_bf16};
 
 use super::groups::Groups;
 use super::values::SHARED_FACTOR;
-use crate::formats::{Given, INPUT_SCALE};
+use crate::formats::INPUT_SCALE;
+use crate::formats::given::Given;
 
 /// Extent of a comparison, and the settings of the compared round.
 #[derive(Clone, Copy, Debug)]

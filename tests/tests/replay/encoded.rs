@@ -2,7 +2,8 @@
 
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::Problem;
-use ferry_tests::formats::{Encoded, Given, groups, row_bytes};
+use ferry_tests::formats::given::Given;
+use ferry_tests::formats::{Encoded, groups, row_bytes};
 use ferry_tests::verify::Oracle;
 use safetensors::{Dtype, SafeTensors};
 

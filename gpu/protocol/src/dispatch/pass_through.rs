@@ -21,8 +21,8 @@ pub fn is_encoded(format: TokenFormat, options: &DispatchOptions) -> bool {
     options.encoded.is_on() && !matches!(format, TokenFormat::Bf16)
 }
 
-/// Writes the scales of a part of an encoded token to the row at `place(i)`, in a window, for every bit `i` of
-/// `targets`. The codes are copied like BF16.
+/// Writes the scales of a part of an encoded token to the row at `place(i)`, in a window, for every bit `i`
+/// of `targets`. The codes are copied like BF16.
 #[inline(always)]
 pub fn send_scales<M: Machine>(
     launch: &Launch<M>,
@@ -83,8 +83,8 @@ pub fn place<M: Machine>(
     machine.write_token(TokenFormat::Bf16, part, stride, targets, to);
 }
 
-/// Reports words among a part of a token's scales that no row carries. Apart from their way, as a report takes
-/// registers.
+/// Reports words among a part of a token's scales that no row carries. Apart from their way, as a report
+/// takes registers.
 #[inline(always)]
 pub fn report_lost<M: Machine>(launch: &Launch<M>, encoded: &EncodedInput, part: TokenPart) {
     let machine = launch.machine;
@@ -104,8 +104,8 @@ pub fn report_lost<M: Machine>(launch: &Launch<M>, encoded: &EncodedInput, part:
     });
 }
 
-/// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first word, the
-/// end of the words, and a word for each lane from the first on.
+/// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first word,
+/// the end of the words, and a word for each lane from the first on.
 #[inline(always)]
 fn put_scales<M: Machine>(
     launch: &Launch<M>,
@@ -123,7 +123,8 @@ fn put_scales<M: Machine>(
     });
 }
 
-/// Calls `each` for the scales of a part of a token, like [`put_scales`], but with all bits that the user gave.
+/// Calls `each` for the scales of a part of a token, like [`put_scales`], but with all bits that the user
+/// gave.
 #[inline(always)]
 fn each_words<M: Machine>(
     launch: &Launch<M>,

@@ -6,22 +6,23 @@ use super::{
     BlockwiseFp8, Case, Each, First, HOLES, Mxfp4, Mxfp8, Nvfp4, RowMajor, SKEW, Tiled, Uniform,
     row,
 };
-use crate::formats::{Given, Strides};
+use crate::formats::given::Given::{self, AnyBits, Packed};
+use crate::formats::given::Strides::{self, Gaps, Transposed};
 use crate::rig::ROW_LAYOUTS;
 
 #[rustfmt::skip]
 const ENCODED: [(Given, Strides, Case); 11] = [
-    (Given::AnyBits, Strides::RowMajor, row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8)),
-    (Given::AnyBits, Strides::RowMajor, row("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8)),
-    (Given::AnyBits, Strides::RowMajor, row("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8)),
-    (Given::AnyBits, Strides::Transposed, row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8)),
-    (Given::AnyBits, Strides::Gaps, row("FP8, 64 tokens", Each(64), [7168, 64, 8], HOLES, BlockwiseFp8)),
-    (Given::Packed, Strides::RowMajor, row("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8)),
-    (Given::Packed, Strides::Transposed, row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8)),
-    (Given::AnyBits, Strides::RowMajor, row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, Mxfp8(Tiled))),
-    (Given::AnyBits, Strides::Gaps, row("MXFP8, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp8(RowMajor))),
-    (Given::AnyBits, Strides::RowMajor, row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled))),
-    (Given::AnyBits, Strides::Gaps, row("MXFP4, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, Mxfp4(RowMajor))),
+    (AnyBits, Strides::RowMajor, row("FP8, 1 token", Each(1), [7168, 256, 8], Uniform, BlockwiseFp8)),
+    (AnyBits, Strides::RowMajor, row("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8)),
+    (AnyBits, Strides::RowMajor, row("FP8, 4096 tokens", Each(4096), [7168, 256, 8], Uniform, BlockwiseFp8)),
+    (AnyBits, Transposed, row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8)),
+    (AnyBits, Gaps, row("FP8, 64 tokens", Each(64), [7168, 64, 8], HOLES, BlockwiseFp8)),
+    (Packed, Strides::RowMajor, row("FP8, 128 tokens", Each(128), [7168, 256, 8], Uniform, BlockwiseFp8)),
+    (Packed, Transposed, row("FP8, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, BlockwiseFp8)),
+    (AnyBits, Strides::RowMajor, row("MXFP8, 128 tokens", Each(128), [7168, 256, 8], HOLES, Mxfp8(Tiled))),
+    (AnyBits, Gaps, row("MXFP8, 1 token", Each(1), [7168, 256, 8], Uniform, Mxfp8(RowMajor))),
+    (AnyBits, Strides::RowMajor, row("NVFP4, 1024 tokens", Each(1024), [3584, 256, 8], HOLES, Nvfp4(Tiled))),
+    (AnyBits, Gaps, row("MXFP4, uneven", First([130, 0, 3, 127]), [3584, 64, 8], SKEW, Mxfp4(RowMajor))),
 ];
 
 /// Each case by expert, some with a shared expert, and in each layout whose rows stay as they came.
@@ -41,7 +42,7 @@ pub(super) fn cases() -> impl Iterator<Item = Case> {
             );
             Case {
                 note: format!(
-                    ", given encoded ({given:?}, {strides:?}), {receive} rows{}{}",
+                    ", given encoded ({given:?}, {strides:?}), received {receive}{}{}",
                     if shared { ", shared expert" } else { "" },
                     if transposed {
                         ", transposed scales"
