@@ -409,40 +409,40 @@ typedef struct {
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
     // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
-    // group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a multiple
-    // of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above the
-    // capacity.
+    // group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a
+    // multiple of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above
+    // the capacity.
     ferry_tensor row_offsets;
     // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     ferry_tensor expert_ids;
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
-    // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before
-    // each dispatch to tell these apart. In layouts other than by expert: each row's source rank and token,
-    // -1 and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
+    // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before each
+    // dispatch to tell these apart. In layouts other than by expert: each row's source rank and token, -1
+    // and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
     // source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
-    // those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank; with
-    // skip_a2a all rows' source is this rank.
+    // those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank;
+    // with skip_a2a all rows' source is this rank.
     ferry_tensor src_info;
     // [capacity, top_k] of the type of the call's topk_ids, if not by expert: this rank's expert of each
     // top-k slot, from 0; -1 in other slots and in rows without a token.
     ferry_tensor ids;
     // FERRY_F32 [capacity, top_k], if not by expert: the router's weights, 0 where ids is -1. By expert with
-    // ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0 in
-    // rows without a token.
+    // ferry_config.row_sources FERRY_F32 [capacity, 1]: each row's weight, 1 in the shared expert's rows, 0
+    // in rows without a token.
     ferry_tensor weights;
     // FERRY_I32 [ranks], if not by expert: rows from each source rank.
     ferry_tensor source_counts;
     // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
     // ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
     ferry_tensor expert_counts;
-    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one of
-    // each group, without padding.
+    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one
+    // of each group, without padding.
     ferry_tensor row_ends;
     // FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
     ferry_tensor m_indices;
-    // FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's block, in
-    // the lower 32 bits their number, in the upper ones the row of the block at which they begin.
+    // FERRY_I64 [local_experts, ranks], of padded blocks: the rows of each source rank in each expert's
+    // block, in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
     ferry_tensor source_ranges;
 } ferry_dispatch_output;
 
@@ -694,8 +694,8 @@ typedef struct {
     uint32_t options;
     // A ferry_receive_layout.
     uint32_t receive;
-    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too; in
-    // padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
+    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too;
+    // in padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     uint32_t transposed_scales;
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     uint32_t clear_absent;
@@ -744,8 +744,8 @@ typedef struct {
     uint64_t max_sms;
     // Bytes from one row of a view to the next, a multiple of 128.
     uint64_t view_row_stride;
-    // Number of which the rows of outputs, and the first row of each group, are a multiple: expert_alignment,
-    // in blockwise FP8 at least 4; 1 if rows are not received by expert.
+    // Number of which the rows of outputs, and the first row of each group, are a multiple:
+    // expert_alignment, in blockwise FP8 at least 4; 1 if rows are not received by expert.
     uint64_t row_alignment;
 } ferry_plan_info;
 

@@ -79,8 +79,7 @@ impl Plan {
         self.plan.first_expert(Rank(rank))
     }
 
-    /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these. Without
-    /// one, group ``g`` on ``rank`` is expert ``first_expert(rank) + g``.
+    /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these.
     #[getter]
     fn groups(&self) -> usize {
         self.plan.groups()

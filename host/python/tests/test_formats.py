@@ -60,7 +60,8 @@ def test_outputs_are_those_of_the_plan(bench):
     """Every output that a plan can have is a field of DispatchOutput, and every array field is an output."""
     names = set()
     plans = [{"format": format} for format in FORMATS]
-    plans += [{"receive": receive} for receive in ("view", "strided", "compact")]
+    plans += [{"receive": receive} for receive in ("view", "strided", "compact", "padded")]
+    plans += [{"m_indices": True}]
     for changes in plans:
         of = bench(1, hidden=128, **changes)
         layout = of.plan.output_layout()

@@ -260,7 +260,9 @@ fn a_plan_that_keeps_rows_has_one_set_of_kernels_for_all_calls() {
             };
             let (plain, with_options, shape) = loaded(config);
             let shape = specialise.then_some(shape);
-            let wanted = if receive == ReceiveLayout::ByExpert {
+            let wanted = if !receive.keeps_rows() {
+                // Blocks are an option.
+                let options = options || receive == ReceiveLayout::Padded;
                 (None, options.then_some(Some(("options", shape))))
             } else {
                 let rows = Some(("rows", shape));
