@@ -14,7 +14,7 @@ use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 use crate::rig::{Phases, Session, Settings};
 use crate::sharing;
-use crate::verify::{Contents, Mismatch, Oracle, RankOutputs};
+use crate::verify::{Compared, Contents, Mismatch, Oracle, RankOutputs};
 
 /// Text that is carried if none is given.
 const README: &str = include_str!("../../README.md");
@@ -46,7 +46,7 @@ pub struct DemoArgs {
     /// Experts of all ranks together
     #[arg(long, value_name = "E", default_value_t = 32)]
     experts: usize,
-    /// Layout of received rows: by-expert, view, strided or compact
+    /// Layout of received rows: by-expert, padded, view, strided or compact
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     receive: ReceiveLayout,
     /// auto, none, or how many GPUs to use
@@ -75,7 +75,12 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     })?;
     introduce(&mut open, kind)?;
     let carried = carry(&mut open, args)?;
-    let oracle = Oracle::new(&carried.problem, &carried.scale, TokenFormat::Bf16);
+    let oracle = Oracle::of(
+        &carried.problem,
+        &carried.scale,
+        TokenFormat::Bf16,
+        carried.compared,
+    );
     let verdict = oracle.verify(CombineMode::Reduced, true, &carried.outputs);
     let wanted = oracle.combined(CombineMode::Reduced, true);
     let all = carried.outputs.iter();
@@ -106,6 +111,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
 /// Tokens that were carried, and what came back on the ranks of this process.
 struct Carried {
     problem: Problem,
+    compared: Compared,
     scale: Vec<f32>,
     shape: Shape,
     outputs: Vec<RankOutputs>,
@@ -155,6 +161,7 @@ fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
     let phases = session.phases();
     session.close()?;
     Ok(Carried {
+        compared: Compared::of(&config),
         problem,
         scale,
         shape: *plan.shape(),
@@ -255,20 +262,22 @@ fn introduce(open: &mut OpenGroup, kind: GroupKind) -> Result<()> {
 
 /// Rows that each expert of a rank received.
 fn rows_of_experts(outputs: &RankOutputs) -> Vec<u32> {
-    match &outputs.received {
-        Contents::ByExpert(received) => {
+    let counts = match &outputs.received {
+        Contents::ByExpert(received) if received.tables.expert_counts.is_empty() => {
             let offsets = received.row_offsets.windows(2);
-            offsets.map(|pair| pair[1] - pair[0]).collect()
+            return offsets.map(|pair| pair[1] - pair[0]).collect();
         }
-        Contents::Rows(rows) => rows.expert_counts.iter().map(|&rows| rows as u32).collect(),
-    }
+        Contents::ByExpert(received) => &received.tables.expert_counts,
+        Contents::Rows(rows) => &rows.expert_counts,
+    };
+    counts.iter().map(|&rows| rows as u32).collect()
 }
 
 /// Rows that a rank received, and rows that its outputs have.
 fn received_rows(outputs: &RankOutputs) -> [u64; 2] {
     match &outputs.received {
         Contents::ByExpert(received) => {
-            let rows = received.row_offsets.last().copied().unwrap_or(0);
+            let rows: u32 = rows_of_experts(outputs).iter().sum();
             [rows.into(), received.layout.capacity.rows as u64]
         }
         Contents::Rows(rows) => [rows.present().count() as u64, rows.layout.rows as u64],

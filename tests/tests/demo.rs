@@ -53,7 +53,7 @@ fn ranks_without_gpus_are_simulated() {
 
 #[test]
 fn every_receive_layout_is_carried() {
-    for receive in ["by-expert", "view", "strided", "compact"] {
+    for receive in ["by-expert", "view", "strided", "compact", "padded"] {
         let options = ["--gpus", "none", "--tokens", "8", "--receive", receive];
         let text = demo(&options).unwrap();
         let wanted = format!("received  {receive}: ");
@@ -62,7 +62,7 @@ fn every_receive_layout_is_carried() {
     }
     refused(
         &["--receive", "rows"],
-        &["by-expert, view, strided and compact"],
+        &["by-expert, view, strided, compact and padded"],
     );
 }
 

@@ -29,3 +29,27 @@ fn any_case_1() {
 fn any_case_2() {
     assert!(all(70_200..70_400, padded_case) > 0, "no block overflows");
 }
+
+/// Every slot of every token names one expert, whose block is not the last one of its rank.
+#[test]
+fn rows_beyond_a_block_are_written_nowhere() {
+    for seed in 70_500..70_560 {
+        let drawn = padded_case(seed);
+        let case = Case {
+            experts: 3 * drawn.ranks,
+            top_k: 3,
+            tokens: vec![vec![4; drawn.ranks]; 2],
+            counted: None,
+            given_up: 0,
+            ..drawn
+        };
+        let mut problems = case.problems();
+        let expert = 3 * (seed as usize % case.ranks) + seed as usize % 2;
+        for input in problems.iter_mut().flat_map(|of| &mut of.inputs) {
+            input.topk_ids.fill(expert as i32);
+        }
+        let run = Run::with(&case, &problems, |_, _| {});
+        assert!(!run.input_faults.is_empty(), "seed {seed}");
+        run.expect_success();
+    }
+}
