@@ -115,7 +115,7 @@ class Sequence:
 
 
 class Latency:
-    """Calls of low-latency mode of a rank. A hook that is late is called before the next of them, or after."""
+    """Calls of low-latency mode of a rank. A late hook is called before the next call, or after it."""
 
     def __init__(self, buffer: Buffer, rank: int) -> None:
         self.buffer, self.rank = buffer, rank

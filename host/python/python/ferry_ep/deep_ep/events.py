@@ -153,7 +153,7 @@ class Ordered:
 
 
 class Halves:
-    """Stream of the first half of a call, torch's current one; none on the CPU."""
+    """Stream of the last half of a call, torch's current one when that was made; none on the CPU."""
 
     def __init__(self, like: Tensor | None) -> None:
         """Notes the current stream of the device of ``like``. Does not synchronize."""
@@ -179,11 +179,15 @@ class Halves:
         return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
 
     def follow(self, *tensors: Tensor | None) -> None:
-        """Lets the current stream, if it is another one, wait for this one, of which ``tensors`` are."""
-        if self._current() == self._handle:
+        """Notes the current stream for the second half. If it is another one, it waits for that of the first,
+        of which ``tensors`` are.
+        """
+        handle = self._current()
+        if handle == self._handle:
             return
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self.stream)
+        self._handle = handle
         if not torch.cuda.is_current_stream_capturing():
             for tensor in tensors:
                 if tensor is not None:
