@@ -25,7 +25,7 @@ from deep_ep_blocks import (  # noqa: E402
     sums,
 )
 from deep_ep_rig import Tokens, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import settings  # noqa: E402
+from ferry_ep.deep_ep import latency_rounds, settings  # noqa: E402
 from oracle import blockwise  # noqa: E402
 
 
@@ -275,6 +275,39 @@ def test_one_buffer_serves_both_modes_in_turn(world):
         assert all(each.plan.window_bytes <= hint for each in buffer.runtime.communicators[1:])
         buffer.assume_no_graphs()
         buffer.destroy()
+
+    of.run(run)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_graphs_keep_the_communicators_of_both_halves(world, monkeypatch, is_captured):
+    kept = []
+
+    class Halves(latency_rounds.Halves):
+        def __init__(self, like):
+            super().__init__(like)
+            self.is_captured = is_captured
+
+    monkeypatch.setattr(latency_rounds, "Halves", Halves)
+    monkeypatch.setattr(latency_rounds, "_retain", kept.append)
+    of = world(1)
+    tokens = Tokens(71, of, [4], hidden=128)
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        for is_split in (False, True):
+            calls = 2 if is_split else 1
+            kept.clear()
+            sent = send(buffer, tokens, rank, return_recv_hook=is_split)
+            if is_split:
+                sent[4]()
+            assert kept == buffer.runtime.communicators * (calls * is_captured)
+            kept.clear()
+            returned = back(buffer, tokens, rank, sent[2], return_recv_hook=is_split)
+            if is_split:
+                returned[2]()
+            assert kept == buffer.runtime.communicators * (calls * is_captured)
+            same(returned[0], sums(tokens, rank))
 
     of.run(run)
 

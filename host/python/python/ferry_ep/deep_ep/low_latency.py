@@ -87,7 +87,8 @@ class LowLatency(Absent):
 
         Raises ``NotImplementedError`` for ``dispatch_wait_recv_cost_stats`` and arguments of forks,
         :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError` if two
-        rounds wait for their hooks, and as :meth:`ferry_ep.Communicator.dispatch`.
+        rounds are under way and the hook of the oldest was not called, and as
+        :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._require_low_latency("low_latency_dispatch")
         refuse_forks("low_latency_dispatch", options)
