@@ -12,13 +12,17 @@ import time
 import warnings
 
 import torch
+from deep_ep_blocks import ENCODINGS, MOST, back, check_numbers, check_rows, send, sums
 from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, encoded, same
 from ferry_ep.deep_ep import Buffer, Config, EventHandle, EventOverlap
 
 #: Calls of a sequence.
 CALLS = 24
 #: Kinds of calls, as often as they come.
-KINDS = ("topk", "topk", "topk", "worst", "by rank", "again", "again", "combine", "combine", "combine")
+KINDS = (
+    *("topk", "topk", "topk", "worst", "by rank", "again", "again", "combine", "combine", "combine"),
+    *("low latency", "low latency", "low-latency combine", "low-latency combine"),
+)
 
 
 class Sequence:
@@ -35,7 +39,9 @@ class Sequence:
     def call(self, at: int) -> dict:
         """Draws a call. Those with handles name one of the dispatches before it."""
         choose = self.choose
-        counts = [choose.choice([0, 1, choose.randrange(12), 12]) for _ in range(self.world.ranks)]
+        kind = choose.choice(KINDS)
+        most = MOST if kind == "low latency" else 12
+        counts = [choose.choice([0, 1, choose.randrange(most), most]) for _ in range(self.world.ranks)]
         tokens = Tokens(
             1000 * self.seed + at,
             self.world,
@@ -48,7 +54,12 @@ class Sequence:
         is_async = choose.random() < 0.5
         encodings = {0: [None], 128: [None, "f32", "columns"], 512: [None, "f32", "packed"]}
         return {
-            "kind": choose.choice(KINDS),
+            "kind": kind,
+            "low latency": choose.choice(
+                [name for name in ENCODINGS if self.hidden % {"bf16": 8, "ue8m0": 512}.get(name, 128) == 0]
+            ),
+            "is_split": choose.random() < 0.7,
+            "is_late": choose.random() < 0.5,
             "encoding": choose.choice(encodings[self.hidden if self.hidden % 128 == 0 else 0]),
             "tokens": tokens,
             "handle": choose.random(),
@@ -70,15 +81,20 @@ class Sequence:
         self.world.end()
 
     def run_rank(self, rank: int) -> None:
-        buffer = self.world.buffer(rank)
+        buffer = self.world.buffer(rank, low_latency_mode=True)
         #: Tokens of each dispatch, its handle, and whether it had ids.
         sent: list = []
+        latency = Latency(buffer, rank)
         for at, call in enumerate(self.calls):
             kind = call["kind"] if sent else "topk"
             try:
-                self.make(kind, call, buffer, rank, sent)
+                if kind.startswith("low"):
+                    latency.make(kind, call)
+                else:
+                    self.make(kind, call, buffer, rank, sent)
             except Exception as error:
                 raise AssertionError(f"seed {self.seed}, call {at} ({kind}), rank {rank}") from error
+        latency.end()
         buffer.destroy()
 
     def make(self, kind: str, call: dict, buffer: Buffer, rank: int, sent: list) -> None:
@@ -96,6 +112,67 @@ class Sequence:
             again(of, handle, buffer, rank, call, options)
         else:
             combine(of, handle, has_ids, buffer, rank, call, options)
+
+
+class Latency:
+    """Calls of low-latency mode of a rank. A late hook is called before the next call, or after it."""
+
+    def __init__(self, buffer: Buffer, rank: int) -> None:
+        self.buffer, self.rank = buffer, rank
+        #: Tokens of each dispatch, and its handle.
+        self.sent: list = []
+        #: Hook and check of the last call.
+        self.late: list = []
+
+    def make(self, kind: str, call: dict) -> None:
+        """Makes a call, and what is late before it or, sometimes, after."""
+        before, self.late = self.late, []
+        is_early = call["is_late"] and kind == "low latency"
+        if not is_early:
+            self.finish(before)
+        is_split = call["is_split"]
+        options = {"return_recv_hook": is_split}
+        if not is_split:
+            options["async_finish"] = call["options"]["async_finish"]
+        if kind == "low latency":
+            self.dispatch(call, options)
+        elif self.sent:
+            self.combine(call, options)
+        if is_early:
+            self.finish(before)
+        if not call["is_late"]:
+            self.end()
+
+    def dispatch(self, call: dict, options: dict) -> None:
+        tokens, rank = call["tokens"], self.rank
+        named, encode = ENCODINGS[call["low latency"]]
+        rows, count, handle, event, hook = send(self.buffer, tokens, rank, **named, **options)
+        self.sent.append((tokens, handle))
+
+        def check() -> None:
+            check_rows(tokens, rank, rows, encode)
+            check_numbers(tokens, rank, count, handle)
+
+        self.late.append((hook, event, check))
+
+    def combine(self, call: dict, options: dict) -> None:
+        tokens, handle = self.sent[int(call["handle"] * len(self.sent))]
+        x = others(tokens, call)
+        summed, event, hook = back(self.buffer, tokens, self.rank, handle, x=x, **options)
+        self.late.append((hook, event, lambda: same(summed, sums(tokens, self.rank, x))))
+
+    def end(self) -> None:
+        """Calls what is late."""
+        late, self.late = self.late, []
+        self.finish(late)
+
+    @staticmethod
+    def finish(late: list) -> None:
+        for hook, event, check in late:
+            if hook is not None:
+                hook()
+            wait(event)
+            check()
 
 
 def first(kind, call, buffer, rank, options):
@@ -207,7 +284,7 @@ def main() -> None:
     parser.add_argument("--gpu", type=int, help="CUDA device that all ranks share, instead of the simulator")
     parser.add_argument("--log", help="file to which the range of seeds is appended")
     given = parser.parse_args()
-    warnings.filterwarnings("ignore", message="ferry_ep.deep_ep: a combine had")
+    warnings.filterwarnings("ignore", message="ferry_ep.deep_ep: a .*combine had")
     begin, seed, said = time.monotonic(), given.first, 0.0
     while time.monotonic() - begin < given.seconds:
         Sequence(seed, given.gpu).run()

@@ -25,7 +25,6 @@ def never(config, group):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"low_latency_mode": True}, r"low_latency_mode=True is not in .*: use normal mode"),
         ({"num_rdma_bytes": 128}, r"num_rdma_bytes=128 .*ranks are of one node"),
         ({"enable_shrink": True}, r"enable_shrink=True .*PeerTimeout"),
         ({"comm": object()}, r"comm \(mpi4py\) .*give group"),
@@ -39,11 +38,6 @@ def test_a_buffer_names_what_is_not_there(options, match):
 @pytest.mark.parametrize(
     "name",
     [
-        "get_low_latency_rdma_size_hint",
-        "clean_low_latency_buffer",
-        "low_latency_dispatch",
-        "low_latency_combine",
-        "get_next_low_latency_combine_buffer",
         "low_latency_update_mask_buffer",
         "low_latency_query_mask_buffer",
         "low_latency_clean_mask_buffer",
@@ -54,7 +48,7 @@ def test_a_buffer_names_what_is_not_there(options, match):
 )
 def test_calls_that_are_not_there_say_what_to_do(name):
     buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
-    arguments = [1] if "next" in name or "mask" in name else [1, 2, 3]
+    arguments = [1] if "mask" in name else [1, 2, 3]
     arguments = [] if name == "low_latency_clean_mask_buffer" else arguments
     with pytest.raises(NotImplementedError, match=f"{name} is not in ferry_ep.deep_ep: .+"):
         getattr(buffer, name)(*arguments)

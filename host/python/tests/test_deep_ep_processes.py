@@ -19,6 +19,7 @@ import sys, types
 import ferry_ep as ferry, torch
 from ferry_ep import deep_ep
 from ferry_ep.deep_ep.utils import bench, init_dist
+from deep_ep_blocks import back, check_numbers, check_rows, send, sums
 from deep_ep_rig import Tokens, check_received, dispatch, by_rank, same
 
 path, local_rank, ranks, gpu = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -36,13 +37,23 @@ if gpu == "none":
 else:
     torch.cuda.set_device(int(gpu))
 world = types.SimpleNamespace(ranks=ranks, device="cpu" if gpu == "none" else "cuda:" + gpu)
-buffer = deep_ep.Buffer(process_group, 1 << 20, explicitly_destroy=True, connect=connect)
+buffer = deep_ep.Buffer(
+    process_group, 1 << 20, low_latency_mode=True, explicitly_destroy=True, connect=connect
+)
 handles = []
 for seed in range(4):
     tokens = Tokens(seed, world, [5, 0, 7, 3][:ranks] if seed else [4] * ranks)
     received = dispatch(buffer, *tokens.given(rank), tokens.experts)
     handles.append((tokens, check_received(tokens, rank, received)))
     same(buffer.combine(tokens.answers(rank, received[0]), handles[-1][1])[0], tokens.sums(rank))
+for is_split in (False, True):
+    rows, count, handle, _, hook = send(buffer, tokens, rank, use_fp8=False, return_recv_hook=is_split)
+    hook and hook()
+    check_rows(tokens, rank, rows)
+    check_numbers(tokens, rank, count, handle)
+    summed, _, hook = back(buffer, tokens, rank, handle, return_recv_hook=is_split)
+    hook and hook()
+    same(summed, sums(tokens, rank))
 rows, _, _, counts, handle, _ = by_rank(buffer, tokens, rank)
 same(rows, tokens.received(rank)["x"])
 assert counts == tokens.received(rank)["counts"]

@@ -133,3 +133,40 @@ def test_allocations_on_the_buffers_stream_need_an_event(cuda):
     for previous, is_async in ((None, True), (before, False), (events.EventOverlap(), True)):
         with pytest.raises(ferry.ArgumentError, match="allocate_on_comm_stream is True"):
             cuda(previous, is_async, True)
+
+
+class OnDevice:
+    """A tensor of a CUDA device, by what is asked of it."""
+
+    is_cuda, device = True, torch.device("cuda", 0)
+
+
+def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
+    current, log = [1], cuda.log
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
+    external = lambda handle, device: Stream(f"stream {handle}", log)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    log.clear()
+    halves = events.Halves(OnDevice())
+    halves.follow(Recorded("result", log))
+    assert log == [] and not halves.is_captured
+    current[0] = 2
+    halves.follow(Recorded("result", log), None)
+    assert log == ["caller waits for stream 1", "result is used on caller"]
+    log.clear()
+    cuda.capturing[0] = True
+    assert events.Halves(OnDevice()).is_captured
+    with halves.entered():
+        assert torch.cuda.current_stream().name == "stream 2"
+    halves.follow(Recorded("result", log))
+    current[0] = 1
+    halves.follow(Recorded("result", log))
+    assert log == ["caller waits for stream 2"]
+
+
+def test_on_the_cpu_a_hook_waits_for_no_stream():
+    halves = events.Halves(torch.zeros(1))
+    halves.follow(torch.zeros(1))
+    assert halves.stream is None and not halves.is_captured
+    with halves.entered():
+        pass

@@ -74,6 +74,9 @@ def test_fp8_rows_with_packed_exponents(device):
     back = utils.per_token_cast_back(rows, exponents.view(torch.int32))
     factors = torch.tensor([2.0**-7, 1.0, 8.0, 2.0**-17], device=device).repeat_interleave(128)
     assert torch.equal(back, (rows.float() * factors).bfloat16())
+    # As low-latency mode returns them: rows next to each other, which torch calls contiguous for one column.
+    columns = exponents.view(torch.int32).as_strided((3, 1), (1, 3))
+    assert torch.equal(utils.per_token_cast_back(rows, columns), back)
 
 
 def test_unique_ranks(device):
@@ -111,6 +114,8 @@ def test_times(device, monkeypatch):
     monkeypatch.setenv("EP_USE_NVIDIA_TOOLS", "1")
     assert utils.bench_kineto(lambda: None, "dispatch") == 1
     assert utils.bench_kineto(lambda: None, ("dispatch", "combine"), num_tests=3) == (1, 1)
+    halves = utils.bench_kineto(lambda: None, ("dispatch", "combine"), num_kernels_per_period=2)
+    assert halves == ((1, 1), (1, 1))
 
 
 def test_the_pages_file_gives_engines_deep_ep(tmp_path):

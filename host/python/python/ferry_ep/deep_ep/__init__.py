@@ -1,4 +1,4 @@
-"""The interface of DeepEP's ``Buffer`` (version 1, normal mode) over Ferry. Importing this imports torch.
+"""The interface of DeepEP's ``Buffer`` (version 1, both modes) over Ferry. Importing this imports torch.
 
 ``from ferry_ep.deep_ep import Buffer, Config, EventOverlap`` stands for ``from deep_ep import ..``: names,
 arguments and results are DeepEP's, the rounds are Ferry's. Written for DeepEP's ``Buffer`` as it was read in

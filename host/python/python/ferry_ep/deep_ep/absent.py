@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["Absent"]
+__all__ = ["Absent", "refuse_absent", "refuse_forks", "require_present"]
 
-_NORMAL = "use normal mode (vLLM: deepep_high_throughput, SGLang: --deepep-mode normal)"
 _BETWEEN_NODES = "ranks are of one node: use a group of one node's ranks"
 _MASKS = (
     "a round does not go on without a rank: its peers raise ferry_ep.PeerTimeout, and make a new Buffer of "
@@ -19,29 +18,31 @@ def refuse_absent(name: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"{name} is not in ferry_ep.deep_ep: {instead}")
 
 
+#: Arguments of DeepEP's branches and of SGLang's fork, and what to do instead.
+_FORKS = {
+    "use_nvfp4": "send FP8 (use_fp8=True) or BF16 rows",
+    "x_global_scale": "send FP8 (use_fp8=True) or BF16 rows",
+    **dict.fromkeys(
+        (
+            *("overlap", "packed_recv_count", "comp_signal", "block_m", "threshold", "num_sms"),
+            *("src_signals", "src_signal_expect_value"),
+        ),
+        "combine after the experts' kernels (SGLang: without single-batch overlap)",
+    ),
+}
+
+
+def refuse_forks(method: str, options: dict[str, Any]) -> None:
+    """Raises ``NotImplementedError`` for arguments of forks that are used, ``TypeError`` for unknown ones."""
+    for name, value in options.items():
+        if name not in _FORKS:
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+        if value is not None and value is not False:
+            refuse_absent(f"{name} of {method}", _FORKS[name])
+
+
 class Absent:
     """Methods that raise ``NotImplementedError``. None sends anything."""
-
-    @staticmethod
-    def get_low_latency_rdma_size_hint(*args: Any, **options: Any) -> int:
-        """Raises ``NotImplementedError``: low-latency mode is not here."""
-        refuse_absent("get_low_latency_rdma_size_hint", _NORMAL)
-
-    def clean_low_latency_buffer(self, *args: Any, **options: Any) -> None:
-        """Raises ``NotImplementedError``: low-latency mode is not here."""
-        refuse_absent("clean_low_latency_buffer", _NORMAL)
-
-    def low_latency_dispatch(self, *args: Any, **options: Any) -> Any:
-        """Raises ``NotImplementedError``: low-latency mode is not here."""
-        refuse_absent("low_latency_dispatch", _NORMAL)
-
-    def low_latency_combine(self, *args: Any, **options: Any) -> Any:
-        """Raises ``NotImplementedError``: low-latency mode is not here."""
-        refuse_absent("low_latency_combine", _NORMAL)
-
-    def get_next_low_latency_combine_buffer(self, handle: Any) -> Any:
-        """Raises ``NotImplementedError``: low-latency mode is not here."""
-        refuse_absent("get_next_low_latency_combine_buffer", _NORMAL)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Raises ``NotImplementedError``: there are no masks of ranks."""
@@ -70,9 +71,7 @@ class Absent:
 
 def require_present(num_rdma_bytes: int, low_latency_mode: bool, enable_shrink: bool, comm: Any) -> None:
     """Raises ``NotImplementedError`` for arguments of the constructor that ask for what is not here."""
-    if low_latency_mode:
-        refuse_absent("low_latency_mode=True", _NORMAL)
-    if num_rdma_bytes:
+    if num_rdma_bytes and not low_latency_mode:
         refuse_absent(f"num_rdma_bytes={num_rdma_bytes}", _BETWEEN_NODES)
     if enable_shrink:
         refuse_absent("enable_shrink=True", _MASKS)

@@ -1,4 +1,4 @@
-"""``Buffer`` of DeepEP, version 1, normal mode."""
+"""``Buffer`` of DeepEP, version 1: what both modes share, and normal mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .. import config as plans
 from .._ferry import Group, Plan
 from ..bootstraps import torch_bootstrap
 from ..communicator import Communicator
-from ..errors import ArgumentError, ClosedError
+from ..errors import ArgumentError
 from ..tensors import refuse
-from .absent import Absent, refuse_absent, require_present
+from .absent import refuse_absent, require_present
 from .checks import require_bias, require_config, require_layout, require_rows, require_tensor, require_topk
 from .events import EventHandle, EventOverlap
 from .handle import Handle
+from .low_latency import LowLatency
 from .rounds import Routing
 from .rows import rows_of
 from .runtime import Order, Runtime, layout_of
@@ -27,8 +28,9 @@ from .tuning import Config, topk_idx_t
 __all__ = ["Buffer"]
 
 
-class Buffer(Absent):
-    """Dispatch and combine between the ranks of ``group``, as DeepEP's ``Buffer`` in normal mode.
+class Buffer(LowLatency):
+    """Dispatch and combine between the ranks of ``group``, as DeepEP's ``Buffer``, in normal and in
+    low-latency mode.
 
     A dispatch and its combine are one round of Ferry. Communicators are made when they are first needed, for
     each number of experts, top-k slots and hidden size: then a call is collective and synchronizes. All ranks
@@ -71,9 +73,11 @@ class Buffer(Absent):
         configuration and ``group``, for groups of your own: simulated ones, or several ranks in a process. It
         is called for each communicator, on all ranks in the same order; :meth:`destroy` closes what it made.
 
+        ``low_latency_mode``: whether the calls of low-latency mode are allowed, beside those of normal mode;
+        ``num_rdma_bytes`` has no effect then, as their windows have the sizes of their calls.
         ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode``, ``allow_mnnvl`` and ``use_fabric`` (of
-        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``,
-        ``low_latency_mode``, ``enable_shrink`` and ``comm``, :class:`ferry_ep.ArgumentError`, and the
+        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``
+        without ``low_latency_mode``, ``enable_shrink`` and ``comm``, :class:`ferry_ep.ArgumentError`, and the
         exceptions of :class:`ferry_ep.Group`.
         """
         require_present(num_rdma_bytes, low_latency_mode, enable_shrink, comm)
@@ -81,15 +85,14 @@ class Buffer(Absent):
             raise ArgumentError("group is None, but it is a process group")
         if num_nvl_bytes < 0:
             raise ArgumentError(f"num_nvl_bytes is {num_nvl_bytes}, but it is at least 0")
+        if num_rdma_bytes < 0:
+            raise ArgumentError(f"num_rdma_bytes is {num_rdma_bytes}, but it is at least 0")
         for name, value in (("allow_mnnvl", allow_mnnvl), ("use_fabric", use_fabric)):
             if value:
                 say_once(f"ferry_ep.deep_ep: {name} has no effect, as ranks are of one node")
         self._settings = Settings.read()
-        if self._settings.is_exact:
-            raise ArgumentError(
-                "FERRY_DEEP_EP_EXACT is 1, but in normal mode engines sum before combine, so that bits "
-                "depend on the number of ranks: unset it"
-            )
+        if not low_latency_mode:
+            self._refuse_exact()
         self.group = group
         self.rank: int = group.rank()
         self.group_size: int = group.size()
@@ -100,6 +103,14 @@ class Buffer(Absent):
         self.enable_shrink = enable_shrink
         #: What calls work with; ``None`` after :meth:`destroy`.
         self.runtime: Runtime | None = self._begin(connect)
+
+    def _refuse_exact(self) -> None:
+        """Raises if normal mode is to have the same bits for any number of ranks."""
+        if self._settings.is_exact:
+            raise ArgumentError(
+                "FERRY_DEEP_EP_EXACT is 1, but in normal mode engines sum before combine, so that bits "
+                "depend on the number of ranks: unset it, or use low-latency mode"
+            )
 
     def _begin(self, connect: Callable[[plans.Config, Any], Communicator] | None) -> Runtime:
         own = None
@@ -241,6 +252,7 @@ class Buffer(Absent):
         and as :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._live()
+        self._refuse_exact()
         sent = rows_of(x)
         num_sms = Buffer.num_sms if config is None else require_config(config)
         if expert_alignment < 1:
@@ -307,12 +319,6 @@ class Buffer(Absent):
         begins = require_bias(bias, tokens, x.shape[1])
         order = Order(previous_event, async_finish, allocate_on_comm_stream)
         return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, order=order)
-
-    def _live(self) -> Runtime:
-        """Returns the runtime. Raises :class:`ferry_ep.ClosedError` after :meth:`destroy`."""
-        if self.runtime is None:
-            raise ClosedError("the buffer was destroyed")
-        return self.runtime
 
 
 def _routing(handle: Any) -> Routing:

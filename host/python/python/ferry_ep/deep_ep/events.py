@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["EventHandle", "EventOverlap", "Ordered"]
+__all__ = ["EventHandle", "EventOverlap", "Halves", "Ordered"]
 
 
 class EventHandle:
@@ -149,3 +150,45 @@ class Ordered:
                 self._tensors.append(tensor)
             else:
                 tensor.record_stream(stream)
+
+
+class Halves:
+    """Stream of the last half of a call, torch's current one when that was made; none on the CPU."""
+
+    def __init__(self, like: Tensor | None) -> None:
+        """Notes the current stream of the device of ``like``. Does not synchronize."""
+        self._device = like.device if like is not None and like.is_cuda else None
+        self._handle = self._current()
+        self.is_captured = self._device is not None and torch.cuda.is_current_stream_capturing()
+
+    def _current(self) -> int:
+        """Returns the handle of the current stream, which costs less than the stream."""
+        if self._device is None:
+            return 0
+        return int(torch._C._cuda_getCurrentRawStream(self._device.index))
+
+    @property
+    def stream(self) -> Any:
+        """The stream; ``None`` on the CPU."""
+        if self._device is None:
+            return None
+        return torch.cuda.ExternalStream(self._handle, device=self._device)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Returns a block in which the stream is torch's current one."""
+        return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
+
+    def follow(self, *tensors: Tensor | None) -> None:
+        """Notes the current stream for the second half. If it is another one, it waits for that of the first,
+        of which ``tensors`` are.
+        """
+        handle = self._current()
+        if handle == self._handle:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self.stream)
+        self._handle = handle
+        if not torch.cuda.is_current_stream_capturing():
+            for tensor in tensors:
+                if tensor is not None:
+                    tensor.record_stream(current)

@@ -16,10 +16,11 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, PeerGaveUp, PoisonedError
 from .events import EventOverlap, Ordered
 from .handle import Handle
+from .latency_rounds import LatencyLane
 from .rounds import Lane, Routing
 from .rows import Rows
 from .settings import Settings
-from .tuning import max_tokens, plan_of
+from .tuning import latency_plan_of, max_tokens, plan_of
 
 __all__ = ["Order", "Received", "Runtime", "layout_of"]
 
@@ -73,13 +74,17 @@ class Runtime:
         self._lanes: dict[tuple[int, int, int, str, int | None], Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, Communicator] = {}
+        #: Lanes of low-latency mode, by their plans.
+        self._latency: dict[plans.Config, LatencyLane] = {}
         self._stream: Any = None
 
     @property
     def communicators(self) -> list[Communicator]:
         """Communicators that were made so far, in the order in which all ranks close them."""
         lanes = dict.fromkeys(self._lanes.values())
-        return [*(each for lane in lanes for each in lane.communicators), *self._adding.values()]
+        normal = (each for lane in lanes for each in lane.communicators)
+        latency = (each for lane in self._latency.values() for each in lane.communicators)
+        return [*normal, *self._adding.values(), *latency]
 
     def close(self) -> None:
         """Gives up open rounds, and closes everything. Collective. Synchronizes."""
@@ -87,6 +92,8 @@ class Runtime:
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 lane.give_up(self._stream)
+        for latency in self._latency.values():
+            latency.end()
         for communicator in self.communicators:
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
@@ -135,6 +142,14 @@ class Runtime:
         if lane is None:
             config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
             lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, self._settings.is_strict)
+        return lane
+
+    def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
+        """Returns the lane of a plan of low-latency mode for ``tokens`` tokens of a rank. Not collective."""
+        config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
+        lane = self._latency.get(config)
+        if lane is None:
+            lane = self._latency[config] = LatencyLane(lambda: self._made(config), self._settings.is_strict)
         return lane
 
     def _made(self, config: plans.Config) -> Communicator:

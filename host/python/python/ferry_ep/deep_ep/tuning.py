@@ -13,7 +13,7 @@ from ..errors import ArgumentError, PlanError
 from ..fields import with_fields
 from .settings import Settings
 
-__all__ = ["DEFAULT_TOKENS", "Config", "max_tokens", "topk_idx_t"]
+__all__ = ["DEFAULT_TOKENS", "Config", "latency_plan_of", "latency_window_bytes", "max_tokens", "topk_idx_t"]
 
 #: Type of expert ids.
 topk_idx_t = torch.int64
@@ -91,6 +91,31 @@ def plan_of(
         combine_weights=True,
         deadline=deadline,
     )
+
+
+def latency_plan_of(
+    experts: int, top_k: int, hidden: int, tokens: int, deadline: float = 10.0, format: str = "bf16"
+) -> plans.Config:
+    """Returns the configuration of a round of low-latency mode: padded blocks with transposed scales, whose
+    rows return one by one, and are weighed and summed at the source.
+    """
+    return plans.Config(
+        experts=experts,
+        top_k=top_k,
+        hidden=hidden,
+        max_tokens_per_rank=tokens,
+        format=format,
+        receive="padded",
+        transposed_scales=format == "fp8",
+        combine="exact",
+        deadline=deadline,
+    )
+
+
+def latency_window_bytes(tokens: int, hidden: int, ranks: int, experts: int) -> int:
+    """Returns the bytes of a receive window of low-latency mode for BF16 rows and the most top-k slots."""
+    config = latency_plan_of(experts, min(_MOST_SLOTS, experts), hidden, tokens)
+    return Plan(Group.simulated(ranks), config).window_bytes
 
 
 def max_tokens(num_nvl_bytes: int, ranks: int, config: plans.Config, settings: Settings) -> int:

@@ -39,7 +39,9 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
     if tokens == 0:
         return x_fp8.to(torch.bfloat16)
     if x_scales.dtype == torch.int32:
-        exponents = x_scales.contiguous().view(torch.uint8).view(tokens, -1)
+        # A copy, as one column counts as contiguous with any stride.
+        packed = x_scales.clone(memory_format=torch.contiguous_format)
+        exponents = packed.view(torch.uint8).view(tokens, -1)
         x_scales = (exponents.int() << 23).view(torch.float32)
     groups = torch.nn.functional.pad(x_fp8.float(), (0, -hidden % _GROUP)).unflatten(1, (-1, _GROUP))
     scaled = groups * x_scales.float()[:, : groups.shape[1]].unsqueeze(2)

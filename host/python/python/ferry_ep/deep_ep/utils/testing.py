@@ -41,11 +41,14 @@ def bench(
 def bench_kineto(
     fn: Callable[[], Any], kernel_names: str | tuple[str, ...], *args: Any, **options: Any
 ) -> Any:
-    """Returns 1 for each name if ``EP_USE_NVIDIA_TOOLS`` is set, as DeepEP does. Else raises
+    """Returns 1 for each name if ``EP_USE_NVIDIA_TOOLS`` is set, as DeepEP does; with
+    ``num_kernels_per_period`` above 1 a tuple of as many, as its profile has. Else raises
     ``NotImplementedError``, as Ferry's kernels have other names.
     """
     if int(os.environ.get("EP_USE_NVIDIA_TOOLS", "0")):
-        return 1 if isinstance(kernel_names, str) else (1,) * len(kernel_names)
+        period = options.get("num_kernels_per_period", 1)
+        each = 1 if period == 1 else (1,) * period
+        return each if isinstance(kernel_names, str) else (each,) * len(kernel_names)
     raise NotImplementedError(
         f"bench_kineto of {kernel_names}: Ferry's kernels have other names; set EP_USE_NVIDIA_TOOLS=1, or "
         "use bench, which times whole calls"

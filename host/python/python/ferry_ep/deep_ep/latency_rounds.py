@@ -1,0 +1,213 @@
+"""Rounds of low-latency mode: padded blocks, in one call or in two, of which the second is a hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..communicator import Communicator
+from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
+from ..outputs import TENSORS, DispatchOutput
+from ..torch import _retain
+from .events import Halves
+from .rounds import MOST_OPEN
+from .settings import say_once
+
+__all__ = ["LatencyHandle", "LatencyLane"]
+
+
+class LatencyHandle(tuple[Any, ...]):
+    """What a low-latency dispatch returns for its combine: a tuple of five.
+
+    0: int32 ``[local_experts, ranks * num_max_dispatch_tokens_per_rank]``, the token of each row on its
+    source. 1: int64 ``[local_experts, ranks]``, the rows of each source: begin in the upper 32 bits, number
+    in the lower ones. 2: ``num_max_dispatch_tokens_per_rank``. 3: hidden size. 4: number of experts.
+    """
+
+    lane: LatencyLane
+    """Rounds of its plan."""
+    topk: tuple[int, int]
+    """Tokens and top-k slots of the dispatch."""
+    scratch: Tensor | None
+    """Memory of a combine with ``zero_copy``, once it was asked for."""
+
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """Shape of the rows: local experts, rows of each, hidden size."""
+        experts, rows = self[0].shape
+        return experts, rows, self[3]
+
+    def __repr__(self) -> str:
+        return f"<ferry_ep.deep_ep low-latency handle of {self.topk[0]} tokens>"
+
+
+class _Round:
+    """A communicator, and the handle of its open round."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.handle: LatencyHandle | None = None
+        #: Hook that was not called yet, of a dispatch or of a combine.
+        self.hook: Callable[[], None] | None = None
+        #: Stream of the last call.
+        self.halves = Halves(None)
+
+    def hook_of(self, wait: Callable[[], Any], returned: tuple[Tensor | None, ...]) -> Callable[[], None]:
+        """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing."""
+
+        def hook() -> None:
+            if self.hook is not hook:
+                return
+            self.hook = None
+            self.halves.follow(*returned)
+            wait()
+            self.retain()
+
+        self.hook = hook
+        return hook
+
+    def retain(self) -> None:
+        """Lets a graph that is captured keep the communicator alive."""
+        if self.halves.is_captured:
+            _retain(self.communicator)
+
+
+class LatencyLane:
+    """All rounds of one plan. Its calls are collective, and so are hooks: all ranks make the same ones in the
+    same order, so that they choose the same communicators.
+    """
+
+    def __init__(self, connect: Callable[[], Communicator], is_strict: bool) -> None:
+        self._connect = connect
+        self._is_strict = is_strict
+        #: All rounds, in the order in which they were made.
+        self._all: list[_Round] = []
+        #: Rounds that were sent and not combined, the oldest first.
+        self._open: list[_Round] = []
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Communicators that were made so far."""
+        return [each.communicator for each in self._all]
+
+    def dispatch(
+        self,
+        x: Any,
+        ids: Tensor,
+        *,
+        is_split: bool,
+        handle_of: Callable[[DispatchOutput], LatencyHandle],
+        finish: Callable[[DispatchOutput], None],
+        packed: Tensor | None = None,
+    ) -> tuple[DispatchOutput, LatencyHandle, Callable[[], None] | None]:
+        """Opens a round of ``x``: rows, or a tuple of FP8 rows and scales. ``finish`` enqueues what follows
+        the receipt, and may write ``packed``. ``is_split``: sends alone, and returns the hook that does
+        the rest.
+        """
+        opened = self._acquire()
+        communicator = opened.communicator
+        out = communicator.outputs(ids, id_type="i64")
+        opened.handle, opened.halves = handle_of(out), Halves(ids)
+        handle, hook = opened.handle, None
+        try:
+            if is_split:
+                communicator.dispatch_async(x, ids)
+                returned = (*(getattr(out, name) for name in TENSORS), packed)
+                hook = opened.hook_of(lambda: finish(communicator.dispatch_wait(out=out)), returned)
+            else:
+                communicator.dispatch(x, ids, out=out)
+                finish(out)
+        finally:
+            if communicator.round in ("dispatch sent", "dispatched"):
+                self._open.append(opened)
+        opened.retain()
+        return out, handle, hook
+
+    def combine(
+        self, rows: Tensor, ids: Tensor, weights: Tensor, handle: LatencyHandle, *, out: Any, is_split: bool
+    ) -> tuple[Tensor, Callable[[], None] | None]:
+        """Ends the round of ``handle``; repeats its dispatch first if it is not open any more."""
+        opened = self._find(handle)
+        if opened is None:
+            self._repeat(ids, handle)
+            opened = self._find(handle)
+            assert opened is not None
+        if opened.hook is not None:
+            raise OrderError("the hook of the dispatch of handle was not called: call it before the combine")
+        communicator, hook = opened.communicator, None
+        opened.halves = Halves(rows)
+        self._open.remove(opened)
+        try:
+            if is_split:
+                sums = communicator.combine_async(rows, topk_weights=weights, out=out)
+                hook = opened.hook_of(communicator.combine_wait, (sums,))
+            else:
+                sums = communicator.combine(rows, topk_weights=weights, out=out)
+        except BaseException:
+            if communicator.round == "dispatched":
+                self._open.append(opened)
+            raise
+        opened.handle = None
+        opened.retain()
+        return sums, hook
+
+    def end(self) -> None:
+        """Calls hooks that were not called, and gives up all open rounds. Collective."""
+        for each in self._all:
+            stream = each.halves.stream
+            # A communicator that gave up waits for nobody, and is closed as it is.
+            with suppress(FaultError, PeerGaveUp, PoisonedError), each.halves.entered():
+                if each.hook is not None:
+                    each.hook()
+                if each.communicator.round == "dispatched":
+                    each.communicator.give_up(stream=stream)
+                each.communicator.synchronize(stream=stream)
+            each.handle = None
+        self._open.clear()
+
+    def _find(self, handle: LatencyHandle) -> _Round | None:
+        """Returns the newest open round of a handle."""
+        return next((each for each in reversed(self._open) if each.handle is handle), None)
+
+    def _acquire(self) -> _Round:
+        """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up."""
+        for each in self._all:
+            # A call that failed on its way left a half: the communicator says why.
+            if each not in self._open and each.hook is None:
+                return each
+        if len(self._all) < MOST_OPEN:
+            self._all.append(_Round(self._connect()))
+            return self._all[-1]
+        oldest = self._open[0] if self._open else self._all[0]
+        if oldest.hook is not None:
+            raise OrderError(
+                f"{MOST_OPEN} low-latency rounds are under way, and the hook of the oldest was not called: "
+                "call it before this dispatch"
+            )
+        if self._is_strict:
+            raise OrderError(
+                f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
+                "dispatch, which would give up the oldest"
+            )
+        self._open.remove(oldest)
+        oldest.communicator.give_up()
+        oldest.handle = None
+        return oldest
+
+    def _repeat(self, ids: Tensor, handle: LatencyHandle) -> None:
+        """Opens a round of ``handle``, whose ids are ``ids``, with rows of zeros."""
+        if self._is_strict:
+            raise OrderError(
+                "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
+                "once, and before its round was given up"
+            )
+        say_once(
+            "ferry_ep.deep_ep: a low-latency combine had a handle whose round is not open (combined before, "
+            "or given up by later dispatches): its dispatch is made again, which is right, but takes its time"
+        )
+        x = torch.zeros(len(ids), handle[3], dtype=torch.bfloat16, device=ids.device)
+        self.dispatch(x, ids, is_split=False, handle_of=lambda out: handle, finish=lambda out: None)

@@ -1,0 +1,264 @@
+"""Low-latency mode of DeepEP's ``Buffer``: padded blocks of each expert, and hooks that receive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ClosedError
+from ..outputs import DispatchOutput
+from ..tensors import refuse
+from .absent import Absent, refuse_absent, refuse_forks
+from .checks import require_rows, require_tensor
+from .events import EventOverlap, Ordered
+from .latency_rounds import LatencyHandle, LatencyLane
+from .powers import pack, to_powers_of_two
+from .runtime import Order, Runtime
+from .tuning import latency_window_bytes, topk_idx_t
+
+__all__ = ["LowLatency"]
+
+#: Elements that share a scale, and those that share an int32 of packed scales.
+_GROUP, _PACKED = 128, 512
+
+
+class LowLatency(Absent):
+    """Calls of low-latency mode. Rows return one by one, and are weighed and summed at their source in the
+    order of the slots, so that sums have the same bits for any number of ranks.
+    """
+
+    group_size: int
+    low_latency_mode: bool
+    runtime: Runtime | None
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Returns the bytes of a receive window of low-latency mode, BF16, for as many top-k slots as a plan
+        can have, at most 32. Not collective.
+
+        Raises :class:`ferry_ep.PlanError` for sizes that no plan has.
+        """
+        tokens = num_max_dispatch_tokens_per_rank
+        return -(-latency_window_bytes(tokens, hidden, num_ranks, num_experts) // 128) * 128
+
+    def clean_low_latency_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> None:
+        """Does nothing: both modes have windows of their own, which need no cleaning."""
+        self._require_low_latency("clean_low_latency_buffer")
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Tensor, LatencyHandle, EventOverlap, Callable[[], None] | None]:
+        """Sends tokens to their experts, and receives those of this rank's. Collective. Does not synchronize;
+        on the CPU it waits for its peers, or the hook does.
+
+        ``x``: bfloat16 ``[tokens, hidden]``. ``topk_idx``: int64 ``[tokens, top_k]``, -1 for none; a token
+        names an expert once. ``num_max_dispatch_tokens_per_rank``: most tokens of a rank, the same on all.
+        ``cumulative_local_expert_recv_stats``: int32 ``[local_experts]``, to which the counts are added.
+        ``use_fp8``: rows travel as E4M3 with a scale for 128 elements; ``round_scale``: scales are powers of
+        two; ``use_ue8m0``, with ``round_scale``: four of them in an int32. ``return_recv_hook``: sends alone,
+        on the current stream; the hook receives on the stream that is current when it is called. Results are
+        filled only then. All ranks call hooks in the same order between other calls.
+
+        Returns rows ``[local_experts, B, hidden]``, where ``B`` is the ranks times
+        ``num_max_dispatch_tokens_per_rank``, or a tuple of these and scales, float32 ``[local_experts, B,
+        hidden / 128]`` or int32 ``[local_experts, B, hidden / 512]``, both with adjacent rows next to each
+        other in memory; the rows of each expert, int32 ``[local_experts]``, behind which rows are not
+        written; the handle (:class:`LatencyHandle`); the event; and the hook, or ``None``. An expert's rows
+        are by source rank, then token.
+
+        Raises ``NotImplementedError`` for ``dispatch_wait_recv_cost_stats`` and arguments of forks,
+        :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError` if two
+        rounds are under way and the hook of the oldest was not called, and as
+        :meth:`ferry_ep.Communicator.dispatch`.
+        """
+        runtime = self._require_low_latency("low_latency_dispatch")
+        refuse_forks("low_latency_dispatch", options)
+        _refuse_cost_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
+        most, stats = num_max_dispatch_tokens_per_rank, cumulative_local_expert_recv_stats
+        require_rows("x", x)
+        tokens, hidden = x.shape
+        require_tensor("topk_idx", topk_idx, topk_idx_t, (tokens, None))
+        self._require_sizes(tokens, most, num_experts)
+        local = num_experts // self.group_size
+        if stats is not None:
+            require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,))
+        _require_scales(hidden, use_fp8, round_scale, use_ue8m0)
+        lane = runtime.latency_lane(
+            num_experts, topk_idx.shape[1], hidden, most, "fp8" if use_fp8 else "bf16"
+        )
+        is_rounded, packed = use_fp8 and round_scale, None
+        with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
+            ordered.reads(x, topk_idx, stats)
+            if use_fp8 and use_ue8m0:
+                sizes = (local, hidden // _PACKED, self.group_size * most)
+                packed = torch.empty(sizes, dtype=torch.int32, device=x.device)
+
+            def finish(out: DispatchOutput) -> None:
+                if packed is not None:
+                    pack(out.scales.view(local, hidden // _GROUP, -1), packed)
+                if stats is not None:
+                    stats.add_(out.expert_counts)
+
+            out, handle, hook = lane.dispatch(
+                to_powers_of_two(x) if is_rounded else x,
+                topk_idx,
+                is_split=return_recv_hook,
+                handle_of=lambda out: _handle(out, lane, topk_idx, (most, hidden, num_experts)),
+                finish=finish,
+                packed=packed,
+            )
+            ordered.returns(out.tokens, out.scales, packed, out.expert_counts, out.src_info)
+            ordered.returns(out.source_ranges)
+        rows: Any = out.tokens.view(handle.block_shape)
+        if use_fp8:
+            scales = out.scales.view(local, hidden // _GROUP, -1) if packed is None else packed
+            rows = (rows, scales.transpose(1, 2))
+        return rows, out.expert_counts, handle, ordered.event, hook
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
+        """Sends rows back, and weighs and sums those of each token. Collective. Does not synchronize; on the
+        CPU it waits for its peers, or the hook does.
+
+        ``x``: bfloat16 ``[local_experts, B, hidden]``, in the order of the dispatch of ``handle``; rows
+        behind each expert's last one are not read. ``topk_idx``: that of the dispatch. ``topk_weights``:
+        float32 ``[tokens, top_k]``, those in slots of -1 are not used. ``zero_copy``: takes the rows from
+        :meth:`get_next_low_latency_combine_buffer` instead of ``x``, which only has their shape. ``out``:
+        bfloat16 ``[tokens, hidden]``. ``return_recv_hook``: as in :meth:`low_latency_dispatch`.
+
+        Returns the sums, bfloat16 ``[tokens, hidden]``: in f32, in the order of the slots, rounded once; the
+        event; and the hook, or ``None``.
+
+        Raises ``NotImplementedError`` for ``use_logfmt``, ``combine_wait_recv_cost_stats`` and arguments of
+        forks, :class:`ferry_ep.TensorError`, :class:`ferry_ep.ArgumentError`, :class:`ferry_ep.OrderError`
+        before the hook of the dispatch, and as :meth:`ferry_ep.Communicator.combine`.
+        """
+        runtime = self._require_low_latency("low_latency_combine")
+        refuse_forks("low_latency_combine", options)
+        _refuse_cost_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
+        if use_logfmt:
+            refuse_absent("use_logfmt=True", "rows return as BF16: leave it False")
+        given = _require_handle(handle)
+        require_tensor("x", x, torch.bfloat16, given.block_shape)
+        require_tensor("topk_idx", topk_idx, topk_idx_t, given.topk)
+        require_tensor("topk_weights", topk_weights, torch.float32, given.topk)
+        if out is not None:
+            require_tensor("out", out, torch.bfloat16, (given.topk[0], given[3]))
+        if zero_copy:
+            if given.scratch is None:
+                raise ArgumentError(
+                    "zero_copy is True, but get_next_low_latency_combine_buffer(handle) was not called"
+                )
+            x = given.scratch
+        with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
+            ordered.reads(x, topk_idx, topk_weights, out)
+            sums, hook = given.lane.combine(
+                x.view(-1, given[3]), topk_idx, topk_weights, given, out=out, is_split=return_recv_hook
+            )
+            ordered.returns(sums)
+        return sums, ordered.event, hook
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
+        """Returns memory for the rows of a combine with ``zero_copy``, bfloat16 ``[local_experts, B,
+        hidden]``, not cleared: a tensor of the handle's, which the combine copies from. Not collective.
+        """
+        self._require_low_latency("get_next_low_latency_combine_buffer")
+        given = _require_handle(handle)
+        if given.scratch is None:
+            given.scratch = torch.empty(given.block_shape, dtype=torch.bfloat16, device=given[0].device)
+        return given.scratch
+
+    def _live(self) -> Runtime:
+        """Returns the runtime. Raises :class:`ferry_ep.ClosedError` after ``destroy``."""
+        if self.runtime is None:
+            raise ClosedError("the buffer was destroyed")
+        return self.runtime
+
+    def _require_low_latency(self, method: str) -> Runtime:
+        """Returns the runtime of a buffer that has low-latency mode."""
+        if not self.low_latency_mode:
+            raise ArgumentError(
+                f"low_latency_mode is False, but {method} needs a Buffer that was made with True"
+            )
+        return self._live()
+
+    def _require_sizes(self, tokens: int, most: int, experts: int) -> None:
+        """Checks numbers of a dispatch."""
+        if most < 1 or tokens > most:
+            raise ArgumentError(
+                f"num_max_dispatch_tokens_per_rank is {most}, but it is at least 1, and x has {tokens} tokens"
+            )
+        if experts < 1 or experts % self.group_size:
+            raise ArgumentError(f"num_experts is {experts}, but it is a multiple of {self.group_size} ranks")
+
+
+def _require_scales(hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> None:
+    """Checks how rows are encoded; without ``use_fp8`` the others have no effect, as in DeepEP."""
+    if not use_fp8:
+        return
+    if use_ue8m0 and not round_scale:
+        raise ArgumentError("use_ue8m0 is True, but round_scale is False: UE8M0 scales are powers of two")
+    elements = _PACKED if use_ue8m0 else _GROUP
+    if hidden % elements:
+        raise refuse("x", f"rows of a multiple of {elements} elements", f"hidden size {hidden}")
+
+
+def _refuse_cost_stats(name: str, stats: Tensor | None) -> None:
+    if stats is not None:
+        refuse_absent(name, "kernels do not time their waits: leave it None")
+
+
+def _require_handle(handle: Any) -> LatencyHandle:
+    if not isinstance(handle, LatencyHandle):
+        raise refuse("handle", "the handle of a low_latency_dispatch", type(handle).__name__)
+    return handle
+
+
+def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hook: bool) -> Ordered:
+    """Returns the block of a call's work: with a hook on the current stream, else on the buffer's."""
+    if not return_recv_hook:
+        return runtime.ordered(like, Order(None, async_finish, False))
+    if async_finish:
+        raise ArgumentError("async_finish and return_recv_hook are True, but only one of them can be")
+    return Ordered(None, None, False, False)
+
+
+def _handle(
+    out: DispatchOutput, lane: LatencyLane, ids: Tensor, sizes: tuple[int, int, int]
+) -> LatencyHandle:
+    """Returns the handle of a dispatch of ``ids``."""
+    local = len(out.expert_counts)
+    handle = LatencyHandle((out.src_info[:, 0].view(local, -1), out.source_ranges, *sizes))
+    handle.lane, handle.topk, handle.scratch = lane, (ids.shape[0], ids.shape[1]), None
+    return handle
