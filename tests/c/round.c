@@ -11,7 +11,6 @@
 // first.
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
-
 #include <time.h>
 
 team make_team(ferry_group *group, const ferry_config *config) {
@@ -495,7 +494,7 @@ int main(int count, char **arguments) {
     if (simulated && given.ranks > 1) test_lost_rank(group);
     OK(ferry_group_close(&group));
     HOLDS(group == NULL);
-    printf("rank %u of %u, %s: rounds, faults, options and refusals are as they must be\n", given.gather.rank,
-           given.ranks, given.group);
+    printf("rank %u of %u, %s: rounds, faults, options, refusals are right\n", given.gather.rank, given.ranks,
+           given.group);
     return 0;
 }

@@ -28,6 +28,7 @@ mod row_groups;
 pub mod scale_placement;
 mod sentinel;
 mod shape;
+mod shared_tokens;
 pub mod silu;
 mod window;
 mod workspace;
@@ -61,12 +62,13 @@ pub use limits::{
 pub use names::UnknownName;
 pub use options::{
     AsTheyCame, CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords,
-    MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows, SharedTokens,
+    MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows,
 };
 pub use receive::ReceiveLayout;
 pub use row_groups::RowGroup;
 pub use sentinel::{LOST_SCALES, SENTINEL, avoid_sentinel, restore_sentinel};
 pub use shape::{CombineMode, ROW_SCALE_BYTES, Rank, Shape};
+pub use shared_tokens::SharedTokens;
 pub use silu::sigmoids;
 pub use window::{ByteOffset, Signal, Window};
 pub use workspace::{Counter, Table, Workspace, assignment_index, tile_counts_index};

@@ -29,8 +29,13 @@ const EARLY_KERNELS: [&str; 3] = ["ferry_dispatch", "ferry_combine", "ferry_give
 const EARLY_CONSTANT_LOADS: [&str; 2] = ["ld.global.nc.u64", "ld.global.nc.b64"];
 
 /// Kernels that may use local memory if `rustc_codegen_nvvm` makes them, and the most bytes: it leaves ids in
-/// an array.
-const LOCAL_MEMORY_OF_NVVM: [(&str, u64); 1] = [("ferry_dispatch_local", 128)];
+/// an array, and with options fused dispatches are a few registers short. Without options they use none, as
+/// the digests show.
+const LOCAL_MEMORY_OF_NVVM: [(&str, u64); 3] = [
+    ("ferry_dispatch_local", 128),
+    ("ferry_dispatch", 88),
+    ("ferry_dispatch_shmem", 56),
+];
 
 /// The rules that a module breaks, given the resources of its kernels.
 pub(crate) fn violations(
