@@ -397,6 +397,19 @@ fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
     ways
 }
 
+/// The configuration of a case's plans without the ways of its calls.
+fn sizes_of(case: &Case, most_tokens: usize) -> Config {
+    let [hidden, experts, top_k] = case.sizes;
+    case.groups.put(Config {
+        format: case.format,
+        shared_expert: case.shared,
+        receive: case.receive,
+        transposed_scales: case.transposed,
+        options: case.given.is_encoded() && !case.receive.keeps_rows(),
+        ..Config::new(experts, top_k, hidden, most_tokens)
+    })
+}
+
 fn run_case(
     suite: &mut Suite<'_>,
     group: &Group,
@@ -405,7 +418,7 @@ fn run_case(
     far: bool,
 ) -> Result<Outcome> {
     let ranks = group.ranks() as usize;
-    let ([hidden, experts, top_k], tokens) = (case.sizes, case.tokens.of(ranks));
+    let ([hidden, experts, _], tokens) = (case.sizes, case.tokens.of(ranks));
     let most = tokens.into_iter().max().unwrap_or(0).max(1);
     // Large problems keep the oracle busy: fewer ways, one round.
     let large = most > MANY_TOKENS;
@@ -414,14 +427,7 @@ fn run_case(
         .map(|round| problem(suite, case, ranks, round))
         .collect();
     let scale = factors(experts, 0);
-    let sizes = case.groups.put(Config {
-        format: case.format,
-        shared_expert: case.shared,
-        receive: case.receive,
-        transposed_scales: case.transposed,
-        options: case.given.is_encoded() && !case.receive.keeps_rows(),
-        ..Config::new(experts, top_k, hidden, most)
-    });
+    let sizes = sizes_of(case, most);
     let compared = Compared {
         given: case.given,
         ..Compared::of(&sizes)
