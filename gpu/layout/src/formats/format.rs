@@ -130,7 +130,7 @@ impl TokenFormat {
         }
     }
 
-    /// Whether no word of a payload is [`SENTINEL`](crate::SENTINEL): e4m3 encodes NaN as `0x7f`, and BF16
+    /// Whether no word of a payload is [`SENTINEL`]: e4m3 encodes NaN as `0x7f`, and BF16
     /// [avoids it](crate::avoid_sentinel). In e2m1 every word is a valid payload.
     #[inline(always)]
     pub const fn never_encodes_sentinel(self) -> bool {
