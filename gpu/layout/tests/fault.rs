@@ -16,7 +16,7 @@ const KINDS: [FaultKind; 10] = [
     FaultKind::OutOfTurn,
 ];
 
-const REGIONS: [Region; 13] = [
+const REGIONS: [Region; 14] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -30,6 +30,7 @@ const REGIONS: [Region; 13] = [
     Region::ScaleBlocks,
     Region::LastLaunch,
     Region::InputScales,
+    Region::ExpertBlock,
 ];
 
 proptest! {
