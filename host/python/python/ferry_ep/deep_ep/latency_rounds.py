@@ -14,8 +14,7 @@ from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import TENSORS, DispatchOutput
 from ..torch import _retain
 from .events import Halves
-from .rounds import MOST_OPEN
-from .settings import say_once
+from .rounds import MOST_OPEN, Rounds
 
 __all__ = ["LatencyHandle", "LatencyLane"]
 
@@ -76,23 +75,8 @@ class _Round:
             _retain(self.communicator)
 
 
-class LatencyLane:
-    """All rounds of one plan. Its calls are collective, and so are hooks: all ranks make the same ones in the
-    same order, so that they choose the same communicators.
-    """
-
-    def __init__(self, connect: Callable[[], Communicator], is_strict: bool) -> None:
-        self._connect = connect
-        self._is_strict = is_strict
-        #: All rounds, in the order in which they were made.
-        self._all: list[_Round] = []
-        #: Rounds that were sent and not combined, the oldest first.
-        self._open: list[_Round] = []
-
-    @property
-    def communicators(self) -> list[Communicator]:
-        """Communicators that were made so far."""
-        return [each.communicator for each in self._all]
+class LatencyLane(Rounds[_Round]):
+    """Rounds of low-latency mode. Hooks are collective calls, too. A round is open from when it was sent."""
 
     def dispatch(
         self,
@@ -188,11 +172,7 @@ class LatencyLane:
                 f"{MOST_OPEN} low-latency rounds are under way, and the hook of the oldest was not called: "
                 "call it before this dispatch"
             )
-        if self._is_strict:
-            raise OrderError(
-                f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
-                "dispatch, which would give up the oldest"
-            )
+        self._require_room()
         self._open.remove(oldest)
         oldest.communicator.give_up()
         oldest.handle = None
@@ -200,14 +180,6 @@ class LatencyLane:
 
     def _repeat(self, ids: Tensor, handle: LatencyHandle) -> None:
         """Opens a round of ``handle``, whose ids are ``ids``, with rows of zeros."""
-        if self._is_strict:
-            raise OrderError(
-                "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
-                "once, and before its round was given up"
-            )
-        say_once(
-            "ferry_ep.deep_ep: a low-latency combine had a handle whose round is not open (combined before, "
-            "or given up by later dispatches): its dispatch is made again, which is right, but takes its time"
-        )
+        self._say_repeat("low-latency combine")
         x = torch.zeros(len(ids), handle[3], dtype=torch.bfloat16, device=ids.device)
         self.dispatch(x, ids, is_split=False, handle_of=lambda out: handle, finish=lambda out: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,15 @@ class Routing:
     """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
 
 
+class HasCommunicator(Protocol):
+    """A round, open or not."""
+
+    communicator: Communicator
+
+
+Kept = TypeVar("Kept", bound=HasCommunicator)
+
+
 class _Round:
     """A communicator, and the routing of its open round."""
 
@@ -60,25 +69,52 @@ class _Round:
         self.communicator.limit_sms(limit)
 
 
-class Lane:
-    """All rounds of one plan. Its calls are collective, and all ranks make the same ones in the same order,
-    so that they choose the same communicators.
+class Rounds(Generic[Kept]):
+    """Rounds of one plan. Calls are collective, and all ranks make the same ones in the same order, so that
+    they choose the same communicators.
     """
 
-    def __init__(self, connect: Callable[[], Communicator], tokens: int, is_strict: bool) -> None:
+    def __init__(self, connect: Callable[[], Communicator], is_strict: bool) -> None:
         self._connect = connect
-        #: Most tokens of a rank.
-        self.tokens = tokens
         self._is_strict = is_strict
         #: All rounds, in the order in which they were made.
-        self._all: list[_Round] = []
+        self._all: list[Kept] = []
         #: Open rounds, the oldest first.
-        self._open: list[_Round] = []
+        self._open: list[Kept] = []
 
     @property
     def communicators(self) -> list[Communicator]:
         """Communicators that were made so far."""
         return [each.communicator for each in self._all]
+
+    def _require_room(self) -> None:
+        """Refuses to give the oldest round up, if that is asked for."""
+        if self._is_strict:
+            raise OrderError(
+                f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
+                "dispatch, which would give up the oldest"
+            )
+
+    def _say_repeat(self, call: str) -> None:
+        """Refuses to repeat a dispatch, if that is asked for, and else says that it is repeated."""
+        if self._is_strict:
+            raise OrderError(
+                "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
+                "once, and before its round was given up"
+            )
+        say_once(
+            f"ferry_ep.deep_ep: a {call} had a handle whose round is not open (combined before, or given up "
+            "by later dispatches): its dispatch is made again, which is right, but takes its time"
+        )
+
+
+class Lane(Rounds[_Round]):
+    """Rounds of normal mode."""
+
+    def __init__(self, connect: Callable[[], Communicator], tokens: int, is_strict: bool) -> None:
+        super().__init__(connect, is_strict)
+        #: Most tokens of a rank.
+        self.tokens = tokens
 
     def dispatch(
         self,
@@ -183,11 +219,7 @@ class Lane:
                 return each
         if len(self._all) < MOST_OPEN:
             return self._make()
-        if self._is_strict:
-            raise OrderError(
-                f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
-                "dispatch, which would give up the oldest"
-            )
+        self._require_room()
         return self._give_up(self._open[0])
 
     def _give_up(self, opened: _Round) -> _Round:
@@ -204,15 +236,7 @@ class Lane:
 
     def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
         """Opens a round of ``routing`` with rows of zeros."""
-        if self._is_strict:
-            raise OrderError(
-                "handle is not that of an open round, and FERRY_DEEP_EP_STRICT is set: combine each handle "
-                "once, and before its round was given up"
-            )
-        say_once(
-            "ferry_ep.deep_ep: a combine had a handle whose round is not open (combined before, or given up "
-            "by later dispatches): its dispatch is made again, which is right, but takes its time"
-        )
+        self._say_repeat("combine")
         x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
         options = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
         self.dispatch(Rows(x, None), routing.ids, None, again=routing, **options)
