@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import ferry_ep as ferry
 import numpy as np
@@ -120,3 +123,26 @@ def in_threads(work, count: int) -> list:
     if errors:
         raise errors[0]
     return results
+
+
+def in_processes(code: str, ranks: int, *arguments: object) -> None:
+    """Runs ``code`` in a process for each rank; its arguments are its number, ``ranks`` and these. Fails with
+    the errors of the first that did not end well.
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, (rank, ranks, *arguments))],
+            env=os.environ | {"PYTHONPATH": path},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in started:
+            _, error = process.communicate(timeout=120)
+            assert process.returncode == 0, error
+    finally:
+        for process in started:
+            process.kill()

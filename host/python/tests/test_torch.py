@@ -7,15 +7,11 @@ kernel that torch loads late would wait for a round that waits for it.
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import ferry_ep as ferry
 import numpy as np
 import pytest
-from conftest import on_streams
+from conftest import in_processes, on_streams
 from oracle import Problem, bf16, bits
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -469,23 +465,7 @@ def test_processes_that_share_a_gpu(request, tmp_path, ranks):
     gpu = request.config.getoption("--gpu")
     if gpu is None:
         pytest.skip("processes share a GPU: pytest --gpu 0")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(ranks), str(gpu), str(tmp_path)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in started:
-            _, error = process.communicate(timeout=120)
-            assert process.returncode == 0, error
-    finally:
-        for process in started:
-            process.kill()
+    in_processes(PROCESS, ranks, gpu, tmp_path)
     for seed in range(3):
         wanted = Problem(seed, ranks, 5, 64, 2 * ranks, 2)
         for rank in range(ranks):

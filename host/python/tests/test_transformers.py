@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import ferry_ep as ferry
 import pytest
-from conftest import in_threads, on_streams
+from conftest import in_processes, in_threads, on_streams
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -203,23 +199,7 @@ def batch_of(rank):
 
 
 def test_ranks_as_processes_have_the_bits_of_threads(tmp_path):
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), "2", str(tmp_path)],
-            env=os.environ | {"PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, error = process.communicate(timeout=120)
-            assert process.returncode == 0, error
-    finally:
-        for process in processes:
-            process.kill()
+    in_processes(PROCESS, 2, tmp_path)
     models, communicators = divided(model_of("Qwen3Moe"), 2)
 
     def work(rank):
