@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from deep_ep_rig import same
+from deep_ep_rig import on_host, same
 from oracle import blockwise, to_e4m3
 
 #: Most tokens of a rank.
@@ -80,7 +80,7 @@ def check_rows(tokens, rank, given, encode=None, most=MOST):
             continue
         wanted_codes, wanted_scales = encode(wanted.float().numpy())
         same(codes[local, : len(rows)].view(torch.uint8), torch.from_numpy(wanted_codes))
-        scaled = scales[local, : len(rows)].cpu().clone(memory_format=torch.contiguous_format)
+        scaled = on_host(scales[local, : len(rows)]).clone(memory_format=torch.contiguous_format)
         if scales.dtype == torch.int32:
             scaled = np.ldexp(np.float32(1), scaled.view(torch.uint8).int().numpy() - 127)
             scaled = torch.from_numpy(scaled)
@@ -93,7 +93,7 @@ def check_numbers(tokens, rank, count, handle, most=MOST):
     same(count, torch.tensor([len(each) for each in rows], dtype=torch.int32))
     assert isinstance(handle, tuple) and len(handle) == 5
     assert handle[2:] == (most, tokens.x[0].shape[1], tokens.experts)
-    info, ranges = handle[0].cpu(), handle[1].cpu()
+    info, ranges = on_host(handle[0]), on_host(handle[1])
     assert info.dtype == torch.int32 and info.shape == (tokens.local, tokens.ranks * most)
     assert ranges.dtype == torch.int64 and ranges.shape == (tokens.local, tokens.ranks)
     for local, each in enumerate(rows):

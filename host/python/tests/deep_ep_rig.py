@@ -154,9 +154,18 @@ class Tokens:
         return total.bfloat16()
 
 
+def on_host(tensor):
+    """Returns a tensor on the host, after all work of the stream: on a shared GPU a copy behind a kernel that
+    waits for a rank can stop that rank's calls.
+    """
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return tensor.cpu()
+
+
 def same(given, wanted):
     """Compares two tensors bit for bit."""
-    given, wanted = (each.cpu().clone(memory_format=torch.contiguous_format) for each in (given, wanted))
+    given, wanted = (on_host(each).clone(memory_format=torch.contiguous_format) for each in (given, wanted))
     assert given.dtype == wanted.dtype and given.shape == wanted.shape, (given.shape, wanted.shape)
     assert torch.equal(given.view(torch.uint8), wanted.view(torch.uint8))
 
@@ -175,7 +184,7 @@ def check_received(tokens, rank, received, alignment=1):
 
 def check_handle(tokens, rank, handle, wanted):
     """Compares what a handle shows."""
-    prefix = handle[0].cpu()
+    prefix = on_host(handle[0])
     assert prefix.dtype == torch.int32 and prefix.shape == (tokens.ranks, tokens.ranks)
     ends = [int((wanted["source"] <= source).sum()) for source in range(tokens.ranks)]
     assert prefix[:, rank].tolist() == ends

@@ -5,8 +5,10 @@ Ranks are threads, of a simulated group, or with ``--gpu`` of that device.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 
 import ferry_ep as ferry
 import pytest
@@ -14,7 +16,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
-from deep_ep_rig import Tokens, by_rank, check_handle, check_received, dispatch, encoded, same  # noqa: E402
+from deep_ep_rig import (  # noqa: E402
+    Tokens,
+    by_rank,
+    check_handle,
+    check_received,
+    dispatch,
+    encoded,
+    on_host,
+    same,
+)
 from ferry_ep.deep_ep import settings  # noqa: E402
 
 
@@ -145,7 +156,7 @@ def test_weights_of_all_ranks_are_added_on_request(world, monkeypatch, ranks, to
                 wanted_rows = tokens.received(to)
                 for row in (wanted_rows["source"] == rank).nonzero().flatten().tolist():
                     wanted[int(wanted_rows["token"][row])] += filled[to][row].double()
-            assert torch.allclose(returned.cpu().double(), wanted, rtol=1e-5, atol=1e-6)
+            assert torch.allclose(on_host(returned).double(), wanted, rtol=1e-5, atol=1e-6)
         buffer.destroy()
 
     of.run(run)
@@ -388,6 +399,51 @@ def test_hints_are_room_for_the_tokens_that_they_say(world, monkeypatch):
             over = deep_ep.tuning.plan_of(experts, top_k, hidden, tokens + 1)
             with pytest.raises(AssertionError):
                 assert ferry.Plan(group, over).window_bytes <= hint
+
+
+def test_a_handle_keeps_no_rows(world):
+    """Megatron keeps a handle for each layer until its backward pass."""
+    of = world(2)
+    tokens = Tokens(51, of, [3, 2])
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        rows, *_, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
+        freed = weakref.ref(rows)
+        del rows
+        gc.collect()
+        assert freed() is None
+        check_handle(tokens, rank, handle, tokens.received(rank))
+        buffer.destroy()
+
+    of.run(run)
+
+
+def test_a_refusal_to_close_stops_no_other_communicator(world, monkeypatch):
+    of = world(2)
+    close, refused = ferry.Communicator.close, set()
+
+    def refuses_once(self):
+        if self.rank not in refused:
+            refused.add(self.rank)
+            raise ferry.InUseError("a graph has its calls")
+        close(self)
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        for top_k in (1, 2):
+            tokens = Tokens(52, of, [3, 2], top_k=top_k)
+            dispatch(buffer, *tokens.given(rank), tokens.experts)
+        first, second = buffer.runtime.communicators
+        monkeypatch.setattr(ferry.Communicator, "close", refuses_once)
+        with pytest.raises(ferry.InUseError):
+            buffer.destroy()
+        assert not first.closed and second.closed and buffer.runtime is not None
+        buffer.assume_no_graphs()
+        buffer.destroy()
+        assert first.closed and buffer.runtime is None
+
+    of.run(run)
 
 
 def test_attributes_and_the_end(world):

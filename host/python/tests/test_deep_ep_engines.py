@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
-from deep_ep_rig import Tokens, same  # noqa: E402
+from deep_ep_rig import Tokens, on_host, same  # noqa: E402
 from ferry_ep.deep_ep.utils import EventHandle, EventOverlap  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def check_layer(tokens, rank, sums):
                 part = expert(tokens.x[rank][token], number).double() * tokens.weights[rank][token, slot]
                 wanted[token] += part
                 bound[token] += part.abs()
-    assert ((sums.cpu().double() - wanted).abs() <= bound * (2 * 2**-8 + 2**-16)).all()
+    assert ((on_host(sums).double() - wanted).abs() <= bound * (2 * 2**-8 + 2**-16)).all()
 
 
 class Vllm:
@@ -291,6 +291,6 @@ def test_megatron_forward_and_backward(world, is_async):
             y.float().square().sum().backward()
             results.append((y.detach(), x.grad, *(each.grad for each in weights)))
         for given, wanted in zip(*results, strict=True):
-            assert torch.allclose(given.cpu().float(), wanted.float(), rtol=2**-5, atol=2**-5)
+            assert torch.allclose(on_host(given).float(), wanted.float(), rtol=2**-5, atol=2**-5)
 
     of.run(run)

@@ -5,8 +5,10 @@ Ranks are threads, of a simulated group, or with ``--gpu`` of that device.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 
 import ferry_ep as ferry
 import pytest
@@ -110,6 +112,54 @@ def test_hooks_of_two_micro_batches(world):
     of.run(run)
     # Two of each format, not one for each call.
     assert of.communicators == 4
+
+
+def test_what_a_combine_reads_is_kept_until_its_hook(world):
+    """The kernel of the second half reads the weights: nothing else may get their memory before."""
+    of = world(2)
+    tokens = Tokens(76, of, [4, 6], hidden=128)
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        _, _, handle, _, _ = send(buffer, tokens, rank, use_fp8=False)
+        _, ids, weights = tokens.given(rank)
+        given = [answers(tokens, rank), weights.clone()]
+        freed = [weakref.ref(each) for each in given]
+        summed, _, hook = buffer.low_latency_combine(given[0], ids, given[1], handle, return_recv_hook=True)
+        given.clear()
+        gc.collect()
+        assert all(each() is not None for each in freed)
+        hook()
+        same(summed, sums(tokens, rank))
+        buffer.destroy()
+
+    of.run(run)
+
+
+def test_a_hook_that_was_refused_can_be_called_again(world, monkeypatch):
+    of = world(2)
+    tokens = Tokens(77, of, [4, 6], hidden=128)
+    wait, refused = ferry.Communicator.combine_wait, set()
+
+    def refuses_once(self, **options):
+        if self.rank not in refused:
+            refused.add(self.rank)
+            raise ferry.ArgumentError("not yet")
+        return wait(self, **options)
+
+    monkeypatch.setattr(ferry.Communicator, "combine_wait", refuses_once)
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        _, _, handle, _, _ = send(buffer, tokens, rank, use_fp8=False)
+        summed, _, hook = back(buffer, tokens, rank, handle, return_recv_hook=True)
+        with pytest.raises(ferry.ArgumentError, match="not yet"):
+            hook()
+        hook()
+        same(summed, sums(tokens, rank))
+        buffer.destroy()
+
+    of.run(run)
 
 
 def test_calls_before_their_hooks_are_refused_and_change_nothing(world):

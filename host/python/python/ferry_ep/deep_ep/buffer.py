@@ -145,7 +145,8 @@ class Buffer(LowLatency):
         close: :meth:`ferry_ep.Communicator.assume_no_graphs`. Not DeepEP's.
         """
         for communicator in self._live().communicators:
-            communicator.assume_no_graphs()
+            if not communicator.closed:
+                communicator.assume_no_graphs()
 
     @staticmethod
     def is_sm90_compiled() -> bool:

@@ -28,12 +28,15 @@ class Handle(tuple[Any, ...]):
     """
 
     _rank: int
-    _out: DispatchOutput
+    _src_info: Tensor
+    _source_counts: Tensor
 
     def __new__(cls, rank: int, out: DispatchOutput, is_token_in_rank: Tensor, routing: Routing) -> Handle:
         """Made by a dispatch alone."""
         made = super().__new__(cls, (None, None, None, None, is_token_in_rank, routing))
-        made._rank, made._out = rank, out
+        made._rank = rank
+        # Not the rows: engines keep handles until their backward pass.
+        made._src_info, made._source_counts = out.src_info, out.source_counts
         return made
 
     @property
@@ -49,7 +52,7 @@ class Handle(tuple[Any, ...]):
         if at == _PREFIX:
             return self._prefix()
         if at == _SOURCE_TOKENS:
-            return self._out.src_info[:, 1]
+            return self._src_info[:, 1]
         return tuple.__getitem__(self, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +63,7 @@ class Handle(tuple[Any, ...]):
         return f"<ferry_ep.deep_ep handle of {len(routing.ids)} tokens, {routing.rows} rows>"
 
     def _prefix(self) -> Tensor:
-        counts = self._out.source_counts
+        counts = self._source_counts
         ranks = len(counts)
         ends = torch.full((ranks, ranks), -1, dtype=torch.int32, device=counts.device)
         ends[:, self._rank] = torch.cumsum(counts, 0)

@@ -55,15 +55,17 @@ class _Round:
         #: Stream of the last call.
         self.halves = Halves(None)
 
-    def hook_of(self, wait: Callable[[], Any], returned: tuple[Tensor | None, ...]) -> Callable[[], None]:
-        """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing."""
+    def hook_of(self, wait: Callable[[], Any], used: tuple[Tensor | None, ...]) -> Callable[[], None]:
+        """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing. It holds
+        the tensors that its work reads or writes.
+        """
 
         def hook() -> None:
             if self.hook is not hook:
                 return
-            self.hook = None
-            self.halves.follow(*returned)
+            self.halves.follow(*used)
             wait()
+            self.hook = None
             self.retain()
 
         self.hook = hook
@@ -128,7 +130,7 @@ class LatencyLane(Rounds[_Round]):
         try:
             if is_split:
                 sums = communicator.combine_async(rows, topk_weights=weights, out=out)
-                hook = opened.hook_of(communicator.combine_wait, (sums,))
+                hook = opened.hook_of(communicator.combine_wait, (sums, rows, weights))
             else:
                 sums = communicator.combine(rows, topk_weights=weights, out=out)
         except BaseException:
@@ -142,6 +144,8 @@ class LatencyLane(Rounds[_Round]):
     def end(self) -> None:
         """Calls hooks that were not called, and gives up all open rounds. Collective."""
         for each in self._all:
+            if each.communicator.closed:
+                continue
             stream = each.halves.stream
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError), each.halves.entered():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..communicator import Communicator
-from ..errors import OrderError
+from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput, ReceivedCounts
 from .rows import Rows
 from .settings import say_once
@@ -186,10 +187,19 @@ class Lane(Rounds[_Round]):
         opened.routing = None
         return sums, None if weights is None else returned
 
-    def give_up(self, stream: Any = None) -> None:
-        """Gives up all open rounds, on ``stream``, by default the current one. Collective."""
+    def give_up(self, routing: Routing) -> None:
+        """Gives up the open round of ``routing``. Collective."""
+        opened = self._find(routing)
+        assert opened is not None
+        self._give_up(opened)
+
+    def end(self, stream: Any) -> None:
+        """Gives up all open rounds, on ``stream``. Collective."""
         for each in self._open:
-            each.communicator.give_up(stream=stream)
+            # A communicator that gave up waits for nobody, and is closed as it is.
+            with suppress(FaultError, PeerGaveUp, PoisonedError):
+                if not each.communicator.closed:
+                    each.communicator.give_up(stream=stream)
             each.routing = None
         self._open.clear()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
-from ..errors import ArgumentError, FaultError, PeerGaveUp, PoisonedError
+from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
 from .events import EventOverlap, Ordered
 from .handle import Handle
 from .latency_rounds import LatencyLane
@@ -87,18 +87,27 @@ class Runtime:
         return [*normal, *self._adding.values(), *latency]
 
     def close(self) -> None:
-        """Gives up open rounds, and closes everything. Collective. Synchronizes."""
+        """Gives up open rounds, and closes everything. Collective. Synchronizes. A communicator that refuses
+        stops no other one from being closed; the first refusal is raised in the end, and a later call tries
+        again.
+        """
         for lane in dict.fromkeys(self._lanes.values()):
-            # A communicator that gave up waits for nobody, and is closed as it is.
-            with suppress(FaultError, PeerGaveUp, PoisonedError):
-                lane.give_up(self._stream)
+            lane.end(self._stream)
         for latency in self._latency.values():
             latency.end()
+        refused: list[FerryError] = []
         for communicator in self.communicators:
+            if communicator.closed:
+                continue
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
                 communicator.synchronize(stream=self._stream)
-            communicator.close()
+            try:
+                communicator.close()
+            except FerryError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
         if self._own is not None:
             self._own.close()
 
@@ -273,11 +282,15 @@ class Runtime:
         rows[:, :local] = sent
         lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
-        out, _, _ = lane.dispatch(
+        out, _, routing = lane.dispatch(
             Rows(rows.view(torch.bfloat16), None), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
         )
-        lane.give_up()
-        numbers: list[int] = out.tokens.view(torch.int32)[:, :local].sum(0).tolist()
+        lane.give_up(routing)
+        sums = out.tokens.view(torch.int32)[:, :local].sum(0)
+        if sums.is_cuda:
+            # A copy to the host behind a kernel that waits would stop calls of ranks that share the GPU.
+            torch.cuda.current_stream(sums.device).synchronize()
+        numbers: list[int] = sums.tolist()
         return numbers
 
     def _add(self, weights: Tensor, routing: Routing, most: int) -> Tensor:
