@@ -434,10 +434,11 @@ typedef struct {
     // FERRY_I32 [ranks], if not by expert: rows from each source rank.
     ferry_tensor source_counts;
     // FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
-    // ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
+    // ferry_config.expert_alignment above 1, and in padded blocks, FERRY_I32 [groups]: rows of each group,
+    // without padding.
     ferry_tensor expert_counts;
-    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one
-    // of each group, without padding.
+    // FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1, and in padded blocks: the
+    // row after the last one of each group, without padding.
     ferry_tensor row_ends;
     // FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
     ferry_tensor m_indices;
@@ -651,7 +652,9 @@ typedef struct {
 } ferry_combine_input;
 
 // Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
-// debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
+// debug_checks, max_sms, specialise, options, transposed_scales, clear_absent, clear_padding, row_sources,
+// m_indices, which layout keeps rows if receive does, whether rows by expert are in padded blocks and,
+// without skip_a2a, shared_expert.
 typedef struct {
     // sizeof(ferry_config).
     size_t size;

@@ -95,10 +95,11 @@ pub struct ferry_dispatch_output {
     /// FERRY_I32 [ranks], if not by expert: rows from each source rank.
     pub source_counts: ferry_tensor,
     /// FERRY_I32 [local_experts], if not by expert: number of ids that name each expert. By expert with
-    /// ferry_config.expert_alignment above 1 FERRY_I32 [groups]: rows of each group, without padding.
+    /// ferry_config.expert_alignment above 1, and in padded blocks, FERRY_I32 [groups]: rows of each group,
+    /// without padding.
     pub expert_counts: ferry_tensor,
-    /// FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1: the row after the last one
-    /// of each group, without padding.
+    /// FERRY_U32 [groups], by expert with ferry_config.expert_alignment above 1, and in padded blocks: the
+    /// row after the last one of each group, without padding.
     pub row_ends: ferry_tensor,
     /// FERRY_I32 [capacity], with ferry_config.m_indices: the group of each row, -1 in rows without a token.
     pub m_indices: ferry_tensor,

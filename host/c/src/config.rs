@@ -66,7 +66,9 @@ pub enum ferry_receive_layout {
 }
 
 /// Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
-/// debug_checks, max_sms, specialise, options and, without skip_a2a, shared_expert.
+/// debug_checks, max_sms, specialise, options, transposed_scales, clear_absent, clear_padding, row_sources,
+/// m_indices, which layout keeps rows if receive does, whether rows by expert are in padded blocks and,
+/// without skip_a2a, shared_expert.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ferry_config {

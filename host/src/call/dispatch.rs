@@ -216,6 +216,13 @@ impl DispatchOutput {
         }
         let (form, shape) = (plan.scale_form(), plan.shape());
         let scales = ScaleTensor::check(given, form, shape, plan.groups(), rows)?;
+        if let Some(rule) = plan.fixed_blocks(scales.blocks as usize) {
+            return Err(Error::Capacity(Problem {
+                field: "scale_blocks",
+                value: scales.blocks.to_string(),
+                rule,
+            }));
+        }
         self.require(&plan.outputs(wanted), plan)?;
         self.require_disjoint()?;
         Ok(scales)

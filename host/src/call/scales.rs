@@ -17,22 +17,25 @@ pub enum ScaleTensor {
     /// [`Config::transposed_scales`](crate::Config::transposed_scales): transposed, for grouped matrix
     /// multiplications that load it by TMA. So it is 16-byte aligned, and by expert so is its stride:
     /// `capacity` is a multiple of 4. In other layouts it may be any number, and TMA takes multiples of 4.
-    /// The columns of padding rows are not written.
+    /// The columns of padding rows are not written without
+    /// [`Config::clear_padding`](crate::Config::clear_padding).
     Transposed(Tensor<2>),
     /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
     Tiled {
         /// One byte per scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
         /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
         /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. In an expert's last block, the scales
-        /// after the expert's last row are zero; other blocks are not
-        /// written. [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
+        /// after the expert's last row, padding included, are zero; those of padding rows keep their bits
+        /// without [`Config::clear_padding`](crate::Config::clear_padding), and so does what follows the last
+        /// row of a padded block. Other blocks are not written.
+        /// [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
         scales: Tensor<5>,
         /// u32 `[groups]` ([`Plan::groups`](crate::Plan::groups)), written.
         offsets: Tensor<1>,
     },
     /// One byte per scale, `[capacity, hidden / group]`, 4-byte aligned: MX and NV formats in
     /// [`ScaleLayout::RowMajor`](crate::ScaleLayout). f32 `[capacity, hidden / 128]`: blockwise FP8 in rows
-    /// that [stay as they came](crate::Config::receive).
+    /// that [stay as they came](crate::Config::receive) and in padded blocks.
     RowMajor(Tensor<2>),
 }
 

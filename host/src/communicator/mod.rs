@@ -132,9 +132,9 @@ pub(crate) mod view;
 /// wait for a launch that the same thread has yet to make, or one that waits itself, they do until the
 /// deadline: do so between rounds, while no kernel of another rank waits for a launch to come. On
 /// an H200 with driver 580 and 4 ranks (`ferry-tests gpu --filter "order on one GPU"`) these went well:
-/// allocating, also in the order of a stream, pageable copies, first launches of Ferry's kernels, another
-/// thread that synchronizes the context, 1,000 launches for one rank before another's, one graph with the
-/// rounds of all ranks, and a kernel with an early trigger between dispatch and combine.
+/// allocating, also in the order of a stream, pageable copies where no kernel waits in the stream, first
+/// launches of Ferry's kernels, another thread that synchronizes the context, 1,000 launches for one rank
+/// before another's, a graph of the rounds of all ranks, and an early trigger between dispatch and combine.
 ///
 /// Under MPS the same counts for all processes of a GPU together. In a stream of a green context a
 /// launch that takes more multiprocessors than the context has is refused

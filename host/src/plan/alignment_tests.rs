@@ -286,6 +286,27 @@ fn padded_blocks_have_room_for_every_token() {
 }
 
 #[test]
+fn padded_blocks_have_all_blocks_of_tiled_scales() {
+    let config = Config {
+        format: TokenFormat::Mxfp8(ScaleLayout::Tiled),
+        ..PADDED
+    };
+    let plan = Plan::check(4, true, config).unwrap();
+    assert_eq!(plan.max_scale_blocks(), 64 * 512 / 128);
+    for whole in [Capacity::max(&plan), Capacity::max_distinct(&plan)] {
+        plan.output_layout(whole).unwrap();
+        let short = Capacity {
+            scale_blocks: 255,
+            ..whole
+        };
+        let told = plan.output_layout(short).unwrap_err().to_string();
+        for text in ["scale_blocks", "255", "at least 256"] {
+            assert!(told.contains(text), "{told}");
+        }
+    }
+}
+
+#[test]
 fn scales_of_blocks_are_row_major_or_transposed_in_each_block() {
     let dims = |transposed_scales| {
         let config = Config {

@@ -81,6 +81,9 @@ impl Capacity {
             let rule = format!("{} rows take at least 1 block of scales", self.rows);
             return refused("scale_blocks", 0, rule);
         }
+        if let Some(rule) = plan.fixed_blocks(self.scale_blocks) {
+            return refused("scale_blocks", self.scale_blocks, rule);
+        }
         match plan.scale_form() {
             ScaleForm::None | ScaleForm::Transposed { .. } => Ok(()),
             ScaleForm::TransposedBlocks => countable_rows(shape, self.rows),
@@ -102,6 +105,16 @@ impl Plan {
             "it must be a multiple of {alignment} in {:?}",
             config.format
         )
+    }
+
+    /// The rule that so many blocks of tiled scales break, if rows are in padded blocks, whose scales have
+    /// fixed places, too.
+    pub(crate) fn fixed_blocks(&self, blocks: usize) -> Option<String> {
+        let has_places =
+            self.config().receive == ReceiveLayout::Padded && self.scale_form() == ScaleForm::Tiled;
+        let wanted = self.max_scale_blocks();
+        (has_places && blocks < wanted)
+            .then(|| format!("padded blocks of experts take at least {wanted}, whatever arrives"))
     }
 
     /// The rule that outputs of `rows` rows break, if rows have fixed places.

@@ -21,8 +21,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
 /// `specialise`, `options`, `transposed_scales`, `clear_absent`, `clear_padding`, `row_sources`,
-/// `m_indices`, which layout keeps rows if `receive` does,
-/// and, without `skip_a2a`, `shared_expert`;
+/// `m_indices`, which layout keeps rows if `receive` does, whether rows by expert are in padded blocks, and,
+/// without `skip_a2a`, `shared_expert`;
 /// [`Communicator::new`](crate::Communicator::new) compares.
 ///
 /// # In files
