@@ -19,10 +19,9 @@ use crate::formats;
 use crate::formats::given::Strides;
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
-use crate::rig::{Session, Settings};
+use crate::rig::{GroupFlags, Places, Session, Settings};
 use crate::sharing;
 use file::{Given, read, require_same, serialize, tensors, write};
-use groups::GroupFlags;
 use stored::Tensors;
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
@@ -170,25 +169,6 @@ pub struct ReplayArgs {
     /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
-}
-
-/// Places of the scales that dispatch is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Places {
-    /// Token by token.
-    RowMajor,
-    /// A scale of all tokens after the other.
-    Transposed,
-}
-
-impl Places {
-    /// Strides of the tensors.
-    const fn strides(self) -> Strides {
-        match self {
-            Self::RowMajor => Strides::RowMajor,
-            Self::Transposed => Strides::Transposed,
-        }
-    }
 }
 
 /// Type of expert ids.

@@ -13,13 +13,16 @@ mod torch;
 
 /// The package, below the workspace root.
 const PACKAGE: &str = "host/python";
-/// Programs that build and check a wheel, by their names in the package index. A new pip installs into other
-/// environments.
-const TOOLS: [&str; 6] = [
+/// The distribution that installs the name `deep_ep`, in the package's folder. No compiled code.
+const DEEP_EP: &str = "deep-ep";
+/// Programs that build and check wheels, by their names in the package index. A new pip installs into other
+/// environments; flit brings the backend that builds `ferry-ep-deep-ep`.
+const TOOLS: [&str; 7] = [
     "pip",
     "maturin",
     "abi3audit",
     "basedpyright",
+    "flit",
     "mypy",
     "ruff",
 ];
@@ -127,6 +130,7 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
     .run()
     .context("maturin cannot build the wheel")?;
     let wheel = wheel(places)?;
+    package_deep_ep(places, &shell, &tools)?;
     cmd!(shell, "{tools}/abi3audit --strict {wheel}")
         .quiet()
         .ignore_stdout()
@@ -142,17 +146,60 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
     Ok(wheel)
 }
 
-/// The only wheel that was built.
+/// Builds the wheel of `ferry-ep-deep-ep` into the same folder. Its version must be the package's.
+fn package_deep_ep(places: &Places, shell: &Shell, tools: &Path) -> Result<()> {
+    let wheels = folder(places).join("wheels");
+    let source = places.root.join(PACKAGE).join(DEEP_EP);
+    let options = [
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+    ];
+    cmd!(
+        shell,
+        "{tools}/python -m pip wheel {options...} {wheels} {source}"
+    )
+    .quiet()
+    .run()
+    .context("cannot build the wheel of ferry-ep-deep-ep")?;
+    let (wheel, deep_ep) = (wheel(places)?, wheel_of(places, "ferry_ep_deep_ep")?);
+    ensure!(
+        version(&wheel) == version(&deep_ep),
+        "{} and {} have different versions: set that of ferry-ep in {}/pyproject.toml",
+        wheel.display(),
+        deep_ep.display(),
+        source.display()
+    );
+    Ok(())
+}
+
+/// Version in a wheel's name, which is `distribution-version-tags`.
+fn version(wheel: &Path) -> Option<&str> {
+    wheel.file_name()?.to_str()?.split('-').nth(1)
+}
+
+/// The only wheel that was built of the package.
 fn wheel(places: &Places) -> Result<PathBuf> {
+    wheel_of(places, "ferry_ep")
+}
+
+/// The only wheel that was built of this distribution.
+fn wheel_of(places: &Places, distribution: &str) -> Result<PathBuf> {
     let wheels = folder(places).join("wheels");
     let found = Shell::new()?.read_dir(&wheels).unwrap_or_default();
-    let mut found = found.into_iter();
-    found
-        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .with_context(|| {
-            let wheels = wheels.display();
-            format!("no wheel in {wheels}; make one with `cargo xtask package-python`")
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| {
+            name.starts_with(&format!("{distribution}-")) && name.ends_with(".whl")
         })
+    };
+    found.into_iter().find(is_it).with_context(|| {
+        let wheels = wheels.display();
+        format!(
+            "no wheel of {distribution} in {wheels}; make one with `cargo xtask package-python`"
+        )
+    })
 }
 
 /// Installs the wheel into an environment that has nothing else, and runs the tests there.

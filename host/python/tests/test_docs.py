@@ -64,6 +64,7 @@ def test_the_readme():
     [
         ("ferry_ep.demo", ["--ranks", "2", "--rounds", "1"], "largest relative error"),
         ("ferry_ep.check", [], "simulated group: works"),
+        ("ferry_ep.check", [], "deep_ep: "),
         ("ferry_ep.bench", ["--rounds", "2", "--hidden", "64"], "no measure of a GPU"),
     ],
 )

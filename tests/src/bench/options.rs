@@ -6,8 +6,10 @@ use clap::{Args, ValueEnum};
 use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
+use crate::formats::given::{Given, Strides};
 use crate::group::GroupArgs;
 use crate::kernel_files::KernelFiles;
+use crate::rig::{GroupFlags, Places};
 
 /// Exponent of Zipf's law: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;
@@ -165,9 +167,15 @@ pub struct BenchArgs {
     /// Dispatch formats
     #[arg(long, value_enum, default_value = "both")]
     pub format: FormatChoice,
-    /// Layout of received rows: by-expert, view, strided or compact
+    /// Layout of received rows: by-expert, padded, view, strided or compact
     #[arg(long, default_value_t = ReceiveLayout::ByExpert)]
     pub receive: ReceiveLayout,
+    /// Padding and tables of rows by expert
+    #[command(flatten)]
+    pub groups: GroupFlags,
+    /// Give dispatch rows that are encoded already, with scales in these places; not with BF16
+    #[arg(long, value_enum, value_name = "PLACES", num_args = 0..=1, default_missing_value = "row-major")]
+    pub pass_through: Option<Places>,
     /// Most tokens of the plans, if not those that ranks bring
     #[arg(long, value_name = "TOKENS")]
     pub plan_tokens: Option<usize>,
@@ -244,19 +252,33 @@ impl BenchArgs {
 
     /// Configuration of one of the [`kinds`](Self::kinds).
     pub fn config(&self, format: TokenFormat, combine: CombineMode, tokens: usize) -> Config {
-        Config {
+        self.groups.put(Config {
             format,
             combine,
             receive: self.receive,
             max_sms: self.max_sms,
             specialise: !self.general,
+            options: self.given(format) != Given::Bf16 && !self.receive.keeps_rows(),
             ..Config::new(
                 self.experts,
                 self.top_k,
                 self.hidden,
                 self.plan_tokens.unwrap_or(0).max(tokens),
             )
+        })
+    }
+
+    /// Form of the tokens that dispatch is given.
+    pub fn given(&self, format: TokenFormat) -> Given {
+        match self.pass_through {
+            Some(_) if format != TokenFormat::Bf16 => Given::Encoded,
+            _ => Given::Bf16,
         }
+    }
+
+    /// Places of their scales.
+    pub fn strides(&self) -> Strides {
+        self.pass_through.map_or(Strides::RowMajor, Places::strides)
     }
 
     /// Pairs of format and mode. If several of both are asked for, exact combine runs only with BF16: the

@@ -123,6 +123,12 @@ pub struct Record {
     pub plan_tokens: usize,
     /// Layout of received rows.
     pub receive: &'static str,
+    /// Alignment of experts.
+    pub alignment: usize,
+    /// Whether rows that pad an expert are zeros.
+    pub clear_padding: bool,
+    /// Whether dispatch gets rows that are encoded already.
+    pub pass_through: bool,
     /// Elements of a token.
     pub hidden: usize,
     /// Experts of a token.
@@ -214,8 +220,18 @@ impl Record {
             routing,
             ..
         } = self;
+        let given = if self.pass_through {
+            " (encoded before)"
+        } else {
+            ""
+        };
+        let aligned = match (self.alignment, self.clear_padding) {
+            (1, _) => String::new(),
+            (rows, false) => format!(" aligned to {rows}"),
+            (rows, true) => format!(" aligned to {rows} with zeros"),
+        };
         format!(
-            "{format} dispatch, {receive}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, \
+            "{format} dispatch{given}, {receive}{aligned}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, \
              top-{top_k} of {experts}, {routing} routing, {sms}"
         )
     }

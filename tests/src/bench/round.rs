@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ferry::{Capacity, Config, Plan, TokenFormat};
+use ferry::{Capacity, Config, Plan, ReceiveLayout, TokenFormat};
 use ferry_reference::{Problem, bf16};
 
 use super::options::BenchArgs;
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::{MemoryTraffic, Traffic};
 use super::with_options::Options;
-use crate::formats;
+use crate::formats::{
+    self,
+    given::{Given, Strides},
+};
 use crate::rig::{self, Graphs, Session, Settings, Turn};
-use crate::verify::{Compared, Placement, largest};
+use crate::verify::{Compared, Groups, Placement, largest};
 
 /// Problems that the calls rotate through, so that each finds new data.
 const SETS: usize = 4;
@@ -46,6 +49,29 @@ pub struct Bench<'a> {
     /// Its slots have the sets.
     pub session: Session,
     tokens: usize,
+    given: Given,
+}
+
+/// Input of dispatch, and its options.
+#[derive(Clone, Copy)]
+pub struct Input {
+    /// Form of the tokens.
+    pub given: Given,
+    /// Places of their scales, if they are encoded.
+    pub strides: Strides,
+    /// Options.
+    pub options: Options,
+}
+
+impl Input {
+    /// Input that the command line asks for, without options.
+    pub fn of(args: &BenchArgs, format: TokenFormat) -> Self {
+        Self {
+            given: args.given(format),
+            strides: args.strides(),
+            options: Options::None,
+        }
+    }
 }
 
 /// Calls of a set: BF16 rows go back as they came.
@@ -53,6 +79,35 @@ fn turn(set: usize, format: TokenFormat) -> Turn {
     Turn {
         returns: format == TokenFormat::Bf16,
         ..Turn::of(set, 0)
+    }
+}
+
+/// Capacity of outputs for so many tokens of each rank.
+fn capacity(plan: &Plan, sets: &[Problem], tokens: usize) -> Capacity {
+    let config = plan.config();
+    if config.receive != ReceiveLayout::ByExpert {
+        return Capacity::max(plan);
+    }
+    if config.max_tokens_per_rank <= ANY_ROUTING_TOKENS {
+        return Capacity {
+            // The transposed scales want rows of 16 bytes.
+            rows: plan.max_rows().next_multiple_of(16),
+            scale_blocks: plan.max_scale_blocks(),
+            ..Capacity::default()
+        };
+    }
+    let compared = Compared {
+        tokens,
+        shared: config.shared_expert.then_some(1.0),
+        groups: Groups::of(config),
+        ..Compared::ALL
+    };
+    let needed = |problem| largest(&Placement::of(problem, config.format, compared));
+    let needed = sets.iter().map(needed);
+    let needed = needed.fold(Capacity::default(), formats::larger);
+    Capacity {
+        rows: needed.rows.next_multiple_of(16),
+        ..needed
     }
 }
 
@@ -67,41 +122,19 @@ impl<'a> Bench<'a> {
         sets: &'a [Problem],
         config: Config,
         tokens: usize,
-        options: Options,
+        input: Input,
     ) -> Result<Self> {
-        let format = config.format;
         let config = Config {
             deadline: rig.scaled(DEADLINE),
             ..config
         };
         let plan = Plan::new(&rig.group, config)?;
-        let capacity = if config.receive.keeps_rows() {
-            Capacity::max(&plan)
-        } else if config.max_tokens_per_rank <= ANY_ROUTING_TOKENS {
-            Capacity {
-                // The transposed scales want rows of 16 bytes.
-                rows: plan.max_rows().next_multiple_of(16),
-                scale_blocks: plan.max_scale_blocks(),
-                ..Capacity::default()
-            }
-        } else {
-            let compared = Compared {
-                tokens,
-                shared: config.shared_expert.then_some(1.0),
-                ..Compared::ALL
-            };
-            let needed = |problem| largest(&Placement::of(problem, format, compared));
-            let needed = sets.iter().map(needed);
-            let needed = needed.fold(Capacity::default(), formats::larger);
-            Capacity {
-                rows: needed.rows.next_multiple_of(16),
-                ..needed
-            }
-        };
         let settings = Settings {
-            capacity,
+            capacity: capacity(&plan, sets, tokens),
             input_scale: None,
-            counted: options == Options::TokensOnDevice,
+            counted: input.options == Options::TokensOnDevice,
+            given: input.given,
+            strides: input.strides,
             ..Settings::of(config, &[])
         };
         let mut session = Session::with_slots(&rig.group, &settings, SETS)?;
@@ -109,7 +142,7 @@ impl<'a> Bench<'a> {
         for (set, problem) in sets.iter().enumerate() {
             session.upload_first(set, problem, tokens)?;
         }
-        if options == Options::Steps {
+        if input.options == Options::Steps {
             let zeros = vec![bf16::ZERO; tokens * config.hidden];
             session.add_steps(&vec![zeros; rig.ranks()], true)?;
         }
@@ -119,6 +152,7 @@ impl<'a> Bench<'a> {
             plan,
             session,
             tokens,
+            given: input.given,
         })
     }
 
@@ -144,8 +178,7 @@ impl<'a> Bench<'a> {
 
     /// Traffic of device memory, of the first set, if all ranks share one GPU.
     pub fn memory_traffic(&self) -> Option<MemoryTraffic> {
-        let receive = self.plan.config().receive;
-        let of = || MemoryTraffic::of(&self.sets[0], self.plan.shape(), receive, self.tokens);
+        let of = || MemoryTraffic::of(&self.sets[0], &self.plan, self.given, self.tokens);
         let ranks = self.rig.ranks();
         (ranks > 1 && self.rig.ranks_per_gpu == ranks).then(of)
     }

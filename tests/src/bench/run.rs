@@ -11,13 +11,13 @@ use super::options::{BenchArgs, GroupChoice, Part, mode_name};
 use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Rigged, Timed};
-use super::round::{Bench, sets};
+use super::round::{Bench, Input, sets};
 use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
-use super::with_options::Options;
 use super::{predict, with_options};
+use crate::formats::given::Given;
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::sharing;
 
@@ -310,12 +310,12 @@ fn measure(
         sets,
         args.config(format, mode, tokens),
         tokens,
-        Options::None,
+        Input::of(args, format),
     );
     let mut bench = rig.processes.agree(bench)?;
     // The suites compare the bits of rows that stay as they came.
     let is_compared = !args.no_verify && !args.receive.keeps_rows();
-    let oracle = is_compared.then(|| Answers::new(&sets[0], format, tokens));
+    let oracle = is_compared.then(|| Answers::new(&sets[0], bench.plan.config(), tokens));
     if let Some(oracle) = &oracle {
         oracle.fill_expert_rows(&mut bench)?;
     }
@@ -366,6 +366,9 @@ fn fused(
         tokens: bench.tokens(),
         plan_tokens: bench.plan.config().max_tokens_per_rank,
         receive: args.receive.name(),
+        alignment: bench.plan.config().expert_alignment,
+        clear_padding: bench.plan.config().clear_padding,
+        pass_through: args.given(format) != Given::Bf16,
         hidden: args.hidden,
         top_k: args.top_k,
         experts: args.experts,

@@ -1,8 +1,10 @@
 //! Bytes that must cross the wire, and that device memory must read and write, counted from the routing.
 
 use ferry::layout::Shape;
-use ferry::{CombineMode, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Config, Plan, ReceiveLayout, TokenFormat};
 use ferry_reference::Problem;
+
+use crate::formats::given::Given;
 
 /// Bytes of the busiest rank: the larger of what one sends and what one receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,23 +46,18 @@ pub struct MemoryTraffic {
 }
 
 impl MemoryTraffic {
-    /// Counts those of the first `tokens` tokens of every rank.
-    pub fn of(problem: &Problem, shape: &Shape, receive: ReceiveLayout, tokens: usize) -> Self {
+    /// Counts those of the first `tokens` tokens of every rank, which dispatch gets in this form.
+    pub fn of(problem: &Problem, plan: &Plan, given: Given, tokens: usize) -> Self {
         let ranks = 0..problem.ranks;
-        let ranks = ranks.map(|rank| Self::of_rank(problem, shape, receive, tokens, rank));
+        let ranks = ranks.map(|rank| Self::of_rank(problem, plan, given, tokens, rank));
         ranks.fold(Self::default(), |most, rank| Self {
             dispatch: most.dispatch.max(rank.dispatch),
             combine: most.combine.max(rank.combine),
         })
     }
 
-    fn of_rank(
-        problem: &Problem,
-        shape: &Shape,
-        receive: ReceiveLayout,
-        tokens: usize,
-        rank: usize,
-    ) -> Self {
+    fn of_rank(problem: &Problem, plan: &Plan, given: Given, tokens: usize, rank: usize) -> Self {
+        let (shape, config) = (plan.shape(), plan.config());
         let (once, each) = pairs(problem, tokens);
         let sent = |counts: &Counts| counts[rank].iter().sum::<u64>();
         let received = |counts: &Counts| counts.iter().map(|row| row[rank]).sum::<u64>();
@@ -76,17 +73,20 @@ impl MemoryTraffic {
         let (token, row) = (bytes_of_token(shape), u64::from(shape.dispatch_row_bytes()));
         let output = bytes_of_output_row(shape);
         // Rows that are read where they came, and rows of the outputs, which are expert rows of combine.
-        let (read, rows) = match receive {
+        let (read, rows) = match config.receive {
             ReceiveLayout::ByExpert | ReceiveLayout::Padded => (received(&once), received(&each)),
             ReceiveLayout::View => (0, 0),
             ReceiveLayout::Strided | ReceiveLayout::Compact => (received(&once), received(&once)),
         };
-        let returned = match receive {
+        let returned = match config.receive {
             ReceiveLayout::ByExpert | ReceiveLayout::Padded => received(&each),
             _ => received(&once),
         };
         Self {
-            dispatch: routed.count() as u64 * token + (sent(&once) + read) * row + rows * output,
+            dispatch: routed.count() as u64 * bytes_of_input(shape, given)
+                + (sent(&once) + read) * row
+                + rows * output
+                + padding(problem, config, tokens, rank) * bytes_of_encoded(shape),
             combine: token
                 * (returned
                     + received(answers)
@@ -101,17 +101,51 @@ fn bytes_of_token(shape: &Shape) -> u64 {
     2 * u64::from(shape.hidden)
 }
 
-/// A row of dispatch's outputs: its elements, its scales, and where it came from.
-fn bytes_of_output_row(shape: &Shape) -> u64 {
+/// A token as dispatch gets it.
+fn bytes_of_input(shape: &Shape, given: Given) -> u64 {
+    match given {
+        Given::Bf16 => bytes_of_token(shape),
+        _ => bytes_of_encoded(shape),
+    }
+}
+
+/// A token in the format in which it travels: its elements and its scales.
+fn bytes_of_encoded(shape: &Shape) -> u64 {
     let row_scale = match shape.format() {
         TokenFormat::Nvfp4RowScaled(_) => 2,
         _ => 0,
     };
-    u64::from(shape.payload_bytes() + 4 * shape.scale_words() + row_scale + SRC_INFO_BYTES)
+    u64::from(shape.payload_bytes() + 4 * shape.scale_words() + row_scale)
+}
+
+/// A row of dispatch's outputs: the token, and where it came from.
+fn bytes_of_output_row(shape: &Shape) -> u64 {
+    bytes_of_encoded(shape) + SRC_INFO_BYTES
+}
+
+/// Rows of zeros behind the experts of a rank, if there are any.
+fn padding(problem: &Problem, config: &Config, tokens: usize, rank: usize) -> u64 {
+    if !config.clear_padding {
+        return 0;
+    }
+    let local = problem.local_experts();
+    let mut rows = vec![0_usize; local];
+    for input in &problem.inputs {
+        for &id in input.topk_ids.iter().take(tokens * problem.top_k) {
+            if let Some(expert) = usize::try_from(id).ok().filter(|id| id / local == rank) {
+                rows[expert % local] += 1;
+            }
+        }
+    }
+    let alignment = config.expert_alignment;
+    let padding = rows
+        .iter()
+        .map(|rows| rows.next_multiple_of(alignment) - rows);
+    padding.sum::<usize>() as u64
 }
 
 /// Rank and token of a row.
-const SRC_INFO_BYTES: u32 = 8;
+const SRC_INFO_BYTES: u64 = 8;
 
 /// Counts by source and target rank.
 type Counts = Vec<Vec<u64>>;
@@ -200,14 +234,16 @@ mod tests {
         assert_eq!(busiest(&once), 30);
     }
 
-    fn shape(format: TokenFormat, combine: CombineMode) -> Shape {
-        let config = Config {
+    fn config(format: TokenFormat, combine: CombineMode) -> Config {
+        Config {
             format,
             combine,
             ..Config::new(256, 8, 7168, 4096)
-        };
-        let group = Group::simulated(4, 0).unwrap();
-        *Plan::new(&group, config).unwrap().shape()
+        }
+    }
+
+    fn plan(config: Config) -> Plan {
+        Plan::new(&Group::simulated(4, 0).unwrap(), config).unwrap()
     }
 
     /// 4 ranks with 4,096 tokens of 7,168 elements, at 981 GB/s: as was counted by hand.
@@ -216,12 +252,7 @@ mod tests {
         let problem = problem(Routing::Uniform, 4096);
         let us = |bytes: u64| bytes as f64 / 981e3;
         let of = |format, mode| {
-            MemoryTraffic::of(
-                &problem,
-                &shape(format, mode),
-                ReceiveLayout::ByExpert,
-                4096,
-            )
+            MemoryTraffic::of(&problem, &plan(config(format, mode)), Given::Bf16, 4096)
         };
         let bf16 = of(TokenFormat::Bf16, CombineMode::Reduced);
         assert!((us(bf16.dispatch) - 970.0).abs() < 15.0, "{bf16:?}");
@@ -239,18 +270,44 @@ mod tests {
     #[test]
     fn the_rank_of_a_popular_expert_reads_and_writes_most() {
         let problem = problem(Routing::AllToOne { expert: 70 }, 10);
-        let shape = shape(TokenFormat::Bf16, CombineMode::Reduced);
+        let bf16 = config(TokenFormat::Bf16, CombineMode::Reduced);
+        let by_expert = plan(bf16);
         let (_, each) = pairs(&problem, 4);
         let here: u64 = each.iter().map(|row| row[1]).sum();
-        let (token, row) = (14_336, u64::from(shape.dispatch_row_bytes()));
+        let (token, row) = (14_336, u64::from(by_expert.shape().dispatch_row_bytes()));
         let wanted = MemoryTraffic {
             dispatch: 4 * token + (4 + 16) * row + here * (token + 8),
             combine: (here + 16 + 4 + 4) * token,
         };
-        let by_expert = MemoryTraffic::of(&problem, &shape, ReceiveLayout::ByExpert, 4);
-        assert_eq!(by_expert, wanted);
-        let view = MemoryTraffic::of(&problem, &shape, ReceiveLayout::View, 4);
+        let of = |plan: &Plan| MemoryTraffic::of(&problem, plan, Given::Bf16, 4);
+        assert_eq!(of(&by_expert), wanted);
+        let view = of(&plan(Config {
+            receive: ReceiveLayout::View,
+            ..bf16
+        }));
         assert_eq!(view.dispatch, 4 * token + 4 * row);
         assert_eq!(view.combine, (16 + 16 + 4 + 4) * token);
+    }
+
+    /// 16 rows of expert 6 on rank 1, whose others have none, aligned to 64.
+    #[test]
+    fn rows_of_zeros_are_written() {
+        let problem = problem(Routing::AllToOne { expert: 70 }, 10);
+        let (_, each) = pairs(&problem, 4);
+        let here: u64 = each.iter().map(|row| row[1]).sum();
+        let aligned = |clear_padding| Config {
+            expert_alignment: 64,
+            clear_padding,
+            ..config(TokenFormat::BlockwiseFp8, CombineMode::Reduced)
+        };
+        assert!(padding(&problem, &aligned(true), 4, 1) >= 48 && here >= 16);
+        assert_eq!(padding(&problem, &aligned(false), 4, 1), 0);
+        let of =
+            |given, clears| MemoryTraffic::of(&problem, &plan(aligned(clears)), given, 4).dispatch;
+        let encoded = 7168 + 4 * 56;
+        let more = of(Given::Bf16, true) - of(Given::Bf16, false);
+        assert_eq!(more, padding(&problem, &aligned(true), 4, 1) * encoded);
+        let less = of(Given::Bf16, false) - of(Given::Encoded, false);
+        assert_eq!(less, 4 * (2 * 7168 - encoded));
     }
 }

@@ -1,11 +1,11 @@
 //! Compares what a timed round left with the oracle.
 
 use anyhow::Result;
-use ferry::TokenFormat;
+use ferry::{Config, TokenFormat};
 use ferry_reference::Problem;
 
 use super::round::Bench;
-use crate::verify::{Compared, Oracle};
+use crate::verify::{Compared, Groups, Oracle};
 
 /// Up to so many tokens a rank, all are compared. Above: all places, and a sample's values.
 const ALL: usize = 1024;
@@ -25,7 +25,8 @@ pub struct Answers<'a> {
 
 impl<'a> Answers<'a> {
     /// Asks the oracle.
-    pub fn new(problem: &'a Problem, format: TokenFormat, tokens: usize) -> Self {
+    pub fn new(problem: &'a Problem, config: &Config, tokens: usize) -> Self {
+        let format = config.format;
         let most = match format {
             TokenFormat::Bf16 => ALL,
             _ => ALL_ENCODED,
@@ -35,6 +36,7 @@ impl<'a> Answers<'a> {
             step: if tokens <= most { 1 } else { tokens / SAMPLE },
             // The benchmark gives none.
             input_scale: 1.0,
+            groups: Groups::of(config),
             ..Compared::ALL
         };
         let scale = vec![1.0; problem.experts];

@@ -7,7 +7,7 @@ use ferry_reference::Problem;
 use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
-use super::round::{Bench, sets};
+use super::round::{Bench, Input, sets};
 use crate::formats::{groups, row_bytes};
 
 /// Number of times that all options are timed. The least of the medians counts.
@@ -131,7 +131,10 @@ fn time(
             ..config
         },
         config.max_tokens_per_rank,
-        options,
+        Input {
+            options,
+            ..Input::of(args, config.format)
+        },
     );
     let mut bench = rig.processes.agree(bench)?;
     let repeats = Repeats {

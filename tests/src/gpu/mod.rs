@@ -47,6 +47,7 @@ mod written;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -85,6 +86,9 @@ pub struct GpuArgs {
     /// Leave out tests whose name contains this; may be given several times
     #[arg(long, value_name = "TEXT")]
     skip: Vec<String>,
+    /// Of the tests that are left, only each N-th from the K-th on, so that N programs share them
+    #[arg(long, value_name = "K/N")]
+    part: Option<Part>,
     /// Only print the tests' names
     #[arg(long)]
     list: bool,
@@ -130,6 +134,32 @@ impl GpuArgs {
     }
 }
 
+/// Each `of`-th test from number `first`, which counts from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    first: usize,
+    of: usize,
+}
+
+impl Part {
+    /// Whether the test of this number, from 0, is one of them.
+    const fn has(self, number: usize) -> bool {
+        number % self.of == self.first - 1
+    }
+}
+
+impl FromStr for Part {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let numbers = text.split_once('/').map(|(first, of)| (first.parse(), of.parse()));
+        match numbers {
+            Some((Ok(first), Ok(of))) if (1..=of).contains(&first) => Ok(Self { first, of }),
+            _ => bail!("{text} is not K/N with K from 1 to N"),
+        }
+    }
+}
+
 /// Longest wait of a kernel where somebody is missing, of ranks that have a GPU each.
 const SHORT_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -154,6 +184,8 @@ struct Suite<'a> {
     skipped: usize,
     /// Not begun, because the time was over.
     not_run: usize,
+    /// Tests whose names are wanted, so far.
+    wanted: usize,
     start: Instant,
     /// File for a line of every test, in the process that speaks for the group.
     json: Option<File>,
@@ -193,6 +225,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         failed: 0,
         skipped: 0,
         not_run: 0,
+        wanted: 0,
         start: Instant::now(),
     };
     suite.introduce()?;
@@ -352,6 +385,10 @@ impl Suite<'_> {
         if !self.args.wants(name) {
             return Ok(());
         }
+        self.wanted += 1;
+        if (self.args.part).is_some_and(|part| !part.has(self.wanted - 1)) {
+            return Ok(());
+        }
         if self.args.list {
             self.passed += 1;
             if self.open.is_first() {
@@ -405,6 +442,7 @@ impl Suite<'_> {
             failed,
             skipped,
             not_run,
+            wanted,
             ..
         } = self;
         if self.open.is_first() && !self.args.list {
@@ -416,10 +454,28 @@ impl Suite<'_> {
         if failed > 0 {
             bail!("{failed} tests failed");
         }
-        if passed + skipped + not_run == 0 && !self.args.filter.is_empty() {
+        if wanted == 0 && !self.args.filter.is_empty() {
             let texts = self.args.filter.join(", ");
             bail!("--filter {texts}: no test has that in its name");
         }
         Ok(self.open.group.close()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_each_test_once() {
+        let parts = ["1/3", "2/3", "3/3"].map(|text| text.parse::<Part>().unwrap());
+        for number in 0..7 {
+            let owners = parts.iter().filter(|part| part.has(number));
+            assert_eq!(owners.count(), 1, "{number}");
+        }
+        for wrong in ["0/3", "4/3", "1", "1/0", "a/3"] {
+            let error = wrong.parse::<Part>().unwrap_err().to_string();
+            assert_eq!(error, format!("{wrong} is not K/N with K from 1 to N"));
+        }
     }
 }

@@ -15,6 +15,8 @@ mod expected;
 #[cfg(feature = "suites")]
 mod expected_rows;
 #[cfg(feature = "suites")]
+mod flags;
+#[cfg(feature = "suites")]
 mod graphs;
 mod inputs;
 mod local_rank;
@@ -36,6 +38,7 @@ pub use {
     dice::Dice,
     draw::{any_case, gpu_case, inline_case, local_case, padded_case},
     draw_rows::{ROW_FORMATS, ROW_LAYOUTS, any_rows_case, rows_case, some_keep_rows},
+    flags::{GroupFlags, Places},
     graphs::Graphs,
     options::Options,
     own::run_own,

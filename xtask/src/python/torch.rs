@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use super::{PACKAGE, environment, shell, wheel};
+use super::{PACKAGE, environment, shell, wheel, wheel_of};
 use crate::places::Places;
 
 /// Packages that `import torch`, `torch.compile`, `import flashinfer.moe_ep` and the tests need, and
@@ -53,16 +53,19 @@ pub(super) fn run(places: &Places, at: &Path, make: bool, arguments: &[String]) 
         );
         return Ok(());
     }
-    let wheel = wheel(places)?;
+    let (wheel, deep_ep) = (wheel(places)?, wheel_of(places, "ferry_ep_deep_ep")?);
     let again = [
         "--quiet",
         "--disable-pip-version-check",
         "--force-reinstall",
         "--no-deps",
     ];
-    cmd!(shell, "{programs}/python -m pip install {again...} {wheel}")
-        .quiet()
-        .run()?;
+    cmd!(
+        shell,
+        "{programs}/python -m pip install {again...} {wheel} {deep_ep}"
+    )
+    .quiet()
+    .run()?;
     let tests = places.root.join(PACKAGE).join("tests");
     shell.change_dir(at);
     cmd!(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import pathlib
 from collections.abc import Callable
@@ -40,6 +41,15 @@ def _mps() -> str:
         if there
         else f"no daemon at {folder}; only processes that share a GPU need one"
     )
+
+
+def _owners_of_deep_ep() -> str:
+    """Names the distributions that installed ``deep_ep``."""
+    names = importlib.metadata.packages_distributions().get("deep_ep", [])
+    owners = [f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names))]
+    if len(owners) > 1:
+        return f"{', '.join(owners)}: uninstall all of them, then install one"
+    return ", ".join(owners) or "not installed; ferry-ep-deep-ep installs it for ferry_ep.deep_ep"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,6 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         _try("nvshmem group", lambda: Group.nvshmem(alone, 0))
     else:
         print("nvshmem group: not in this build")
+    print(f"deep_ep: {_owners_of_deep_ep()}")
 
 
 if __name__ == "__main__":

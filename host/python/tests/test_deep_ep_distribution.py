@@ -1,0 +1,57 @@
+"""The distribution ``ferry-ep-deep-ep``, which installs the name ``deep_ep``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+
+import ferry_ep
+import pytest
+
+pytest.importorskip("torch")
+if importlib.util.find_spec("deep_ep") is None:
+    pytest.skip("ferry-ep-deep-ep is not installed", allow_module_level=True)
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a program in a process of its own, in which nothing is imported yet."""
+    return subprocess.run(
+        [sys.executable, "-W", "always::RuntimeWarning", "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_its_names_are_those_of_ferry():
+    result = run(
+        "from deep_ep.utils.envs import init_dist\n"
+        "import deep_ep.utils.math, deep_ep.utils.testing\n"
+        "from deep_ep import Buffer, Config, EventOverlap, topk_idx_t\n"
+        "from deep_ep.utils import EventHandle\n"
+        "import ferry_ep.deep_ep as ferry, ferry_ep.deep_ep.utils.envs as envs\n"
+        "assert deep_ep.Buffer is Buffer is ferry.Buffer and EventHandle is ferry.EventHandle\n"
+        "assert init_dist is envs.init_dist and deep_ep.utils.math is ferry.utils.math\n"
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_its_version_is_that_of_ferry():
+    assert importlib.metadata.version("ferry-ep-deep-ep") == ferry_ep.__version__
+    requires = importlib.metadata.requires("ferry-ep-deep-ep")
+    assert requires == [f"ferry-ep[torch]=={ferry_ep.__version__}"]
+
+
+def test_another_owner_of_the_name_is_named(tmp_path):
+    other = tmp_path / "deep_ep-1.2.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1\n")
+    (other / "top_level.txt").write_text("deep_ep\n")
+    result = run("import deep_ep", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0
+    assert "RuntimeWarning: deep_ep is Ferry's" in result.stderr
+    assert "but deep_ep 1.2.1 installed this name, too" in result.stderr
