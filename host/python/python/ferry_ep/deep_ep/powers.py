@@ -18,7 +18,9 @@ def to_powers_of_two(x: Tensor) -> tuple[Tensor, Tensor]:
     powers of two with which no element is beyond E4M3.
     """
     groups = x.float().unflatten(1, (-1, _GROUP))
-    least = groups.abs().amax(2, keepdim=True).clamp_min(_LEAST) / _E4M3_MAX
+    # By a tensor: on a GPU torch multiplies by the inverse of a number, which is off by a bit at times.
+    most = torch.full((), _E4M3_MAX, device=x.device)
+    least = groups.abs().amax(2, keepdim=True).clamp_min(_LEAST) / most
     # Adding the mantissa's largest value carries into the exponent unless it is a power of two already.
     scales = ((least.view(torch.int32) + _MANTISSA) & ~_MANTISSA).view(torch.float32)
     return (groups / scales).to(torch.float8_e4m3fn).flatten(1), scales.squeeze(2)

@@ -30,7 +30,9 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = torch.nn.functional.pad(x.float(), (0, -hidden % _GROUP)).unflatten(1, (-1, _GROUP))
     largest = groups.abs().amax(2, keepdim=True).clamp_min(_LEAST)
     rows = (groups * (_E4M3_MAX / largest)).to(torch.float8_e4m3fn).flatten(1)
-    return rows[:, :hidden].contiguous(), (largest / _E4M3_MAX).squeeze(2)
+    # By a tensor: on a GPU torch multiplies by the inverse of a number, which is off by a bit at times.
+    most = torch.full((), _E4M3_MAX, device=x.device)
+    return rows[:, :hidden].contiguous(), (largest / most).squeeze(2)
 
 
 def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
