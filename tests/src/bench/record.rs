@@ -231,8 +231,8 @@ impl Record {
             (rows, true) => format!(" aligned to {rows} with zeros"),
         };
         format!(
-            "{format} dispatch{given}, {receive}{aligned}, {mode} combine: {ranks} {on_gpus}, hidden {hidden}, \
-             top-{top_k} of {experts}, {routing} routing, {sms}"
+            "{format} dispatch{given}, {receive}{aligned}, {mode} combine: {ranks} {on_gpus}, \
+             hidden {hidden}, top-{top_k} of {experts}, {routing} routing, {sms}"
         )
     }
 }

@@ -86,7 +86,7 @@ pub struct GpuArgs {
     /// Leave out tests whose name contains this; may be given several times
     #[arg(long, value_name = "TEXT")]
     skip: Vec<String>,
-    /// Of the tests that are left, only each N-th from the K-th on, so that N programs share them
+    /// Runs only each N-th of the tests that are left, from the K-th on, so that N programs share them
     #[arg(long, value_name = "K/N")]
     part: Option<Part>,
     /// Only print the tests' names
@@ -152,7 +152,9 @@ impl FromStr for Part {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let numbers = text.split_once('/').map(|(first, of)| (first.parse(), of.parse()));
+        let numbers = text
+            .split_once('/')
+            .map(|(first, of)| (first.parse(), of.parse()));
         match numbers {
             Some((Ok(first), Ok(of))) if (1..=of).contains(&first) => Ok(Self { first, of }),
             _ => bail!("{text} is not K/N with K from 1 to N"),
