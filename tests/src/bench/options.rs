@@ -167,7 +167,7 @@ pub struct BenchArgs {
     /// Dispatch formats
     #[arg(long, value_enum, default_value = "both")]
     pub format: FormatChoice,
-    /// Layout of received rows: by-expert, padded, view, strided or compact
+    /// Layout of received rows: by-expert, view, strided or compact
     #[arg(long, default_value_t = ReceiveLayout::ByExpert)]
     pub receive: ReceiveLayout,
     /// Padding and tables of rows by expert
