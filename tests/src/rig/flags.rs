@@ -7,7 +7,7 @@ use crate::formats::given::Strides;
 /// Padding and tables of rows by expert.
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct GroupFlags {
-    /// Begin each expert's rows at a multiple of this, a power of two up to 256; by expert. OUT gets the
+    /// Begin each expert's rows at a multiple of this, a power of two up to 256; by expert. Outputs have the
     /// experts' numbers of rows, and their ends without padding [default: that of the format, 1 or 4]
     #[arg(long, value_name = "ROWS")]
     alignment: Option<usize>,

@@ -43,10 +43,15 @@ def _mps() -> str:
     )
 
 
-def _owners_of_deep_ep() -> str:
-    """Names the distributions that installed ``deep_ep``."""
+def owners_of_deep_ep() -> list[str]:
+    """Returns name and version of each distribution that installed ``deep_ep``."""
     names = importlib.metadata.packages_distributions().get("deep_ep", [])
-    owners = [f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names))]
+    return [f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names))]
+
+
+def _deep_ep() -> str:
+    """Says who owns the name ``deep_ep``."""
+    owners = owners_of_deep_ep()
     if len(owners) > 1:
         return f"{', '.join(owners)}: uninstall all of them, then install one"
     return ", ".join(owners) or "not installed; ferry-ep-deep-ep installs it for ferry_ep.deep_ep"
@@ -93,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         _try("nvshmem group", lambda: Group.nvshmem(alone, 0))
     else:
         print("nvshmem group: not in this build")
-    print(f"deep_ep: {_owners_of_deep_ep()}")
+    print(f"deep_ep: {_deep_ep()}")
 
 
 if __name__ == "__main__":
