@@ -13,9 +13,22 @@ impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
         if !self.polls.get().is_multiple_of(POLLS) {
             return false;
         }
+        thread::ballot(self.is_over(deadline)) != 0
+    }
+
+    #[inline(always)]
+    fn lane_timed_out(&self) -> bool {
+        self.is_over(u64::MAX)
+    }
+}
+
+impl<A: Arguments, const SHMEM: bool> Gpu<'_, A, SHMEM> {
+    /// Whether this lane's launch should abort.
+    #[inline(always)]
+    fn is_over(&self, deadline: u64) -> bool {
         let is_late = thread::global_timer_ns() > self.block.get().deadline_ns().min(deadline);
         // SAFETY: counters lie inside the workspace.
         let stopped = unsafe { memory::load_relaxed_gpu(self.counter(Counter::Aborted)) };
-        thread::ballot(stopped != 0 || is_late) != 0
+        stopped != 0 || is_late
     }
 }

@@ -155,12 +155,18 @@ pub const fn offsets_word(epoch: Epoch, overflows: bool) -> u64 {
 pub fn overflows<M: Machine>(launch: &Launch<M>) -> bool {
     let (machine, epoch) = (launch.machine, launch.epoch);
     while machine.load(Counter::OffsetsReady) < offsets_word(epoch, false) {
-        if machine.timed_out() {
+        if machine.lane_timed_out() {
             break;
         }
     }
     machine.converge();
-    machine.load(Counter::OffsetsReady) == offsets_word(epoch, true)
+    has_overflowed(launch)
+}
+
+/// Whether this round's rows do not fit in the outputs, after a wait for the offsets.
+#[inline(always)]
+pub fn has_overflowed<M: Machine>(launch: &Launch<M>) -> bool {
+    launch.machine.load(Counter::OffsetsReady) == offsets_word(launch.epoch, true)
 }
 
 /// Position of a row that does not fit in the outputs, as combine reads it.

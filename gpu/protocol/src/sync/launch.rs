@@ -167,19 +167,26 @@ impl<'a, M: Machine> Launch<'a, M> {
         ready: impl Fn() -> bool,
     ) -> Result<(), Aborted> {
         let machine = self.machine;
-        while !ready() {
-            if machine.timed_out() {
-                let awaited = |_| Awaited {
-                    peer: self.common.rank(),
-                    region,
-                    index: 0,
-                    // This counter holds the epoch, and a bit for too many rows.
-                    saw: machine.load(counter) >> matches!(counter, Counter::OffsetsReady) as u32,
-                };
-                return self.time_out(FaultKind::LocalTimeout, 0, awaited);
+        // Lanes look at different times, so one may leave before the others: nothing in the loop needs all.
+        let is_late = loop {
+            if ready() {
+                break false;
             }
-        }
+            if machine.lane_timed_out() {
+                break true;
+            }
+        };
         machine.converge();
+        if machine.ballot(machine.lanes(|_| is_late)) != 0 {
+            let awaited = |_| Awaited {
+                peer: self.common.rank(),
+                region,
+                index: 0,
+                // This counter holds the epoch, and a bit for too many rows.
+                saw: machine.load(counter) >> matches!(counter, Counter::OffsetsReady) as u32,
+            };
+            return self.time_out(FaultKind::LocalTimeout, 0, awaited);
+        }
         Ok(())
     }
 

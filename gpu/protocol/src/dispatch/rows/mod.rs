@@ -64,7 +64,7 @@ pub fn receive_rows<M: Machine>(
     }
     if receiver.layout == ReceiveLayout::Compact {
         wait_for_offsets(launch)?;
-        receiver.overflows = overflow::overflows(launch);
+        receiver.overflows = overflow::has_overflowed(launch);
     }
     receiver.describe_rest(extent, partition);
     let mut batch = Batch::first(shape, extent, partition);
