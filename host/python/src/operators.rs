@@ -1,36 +1,156 @@
-//! The operators of torch: calls with its tensors, in its current stream.
+//! Calls with tensors of torch, read without Python, in its current stream.
 
-use ferry::{CombineInput, CombineOutput, DataType, DispatchInput};
+use ferry::{CombineInput, CombineOutput, DataType, DispatchInput, Tensor};
 use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
 use crate::errors;
 use crate::outputs::placed;
-use crate::reader::Reader;
+use crate::reader::{Argument, Reader};
+
+/// A tensor, or none.
+type Maybe<'py> = Option<Bound<'py, PyAny>>;
+/// Inputs of a dispatch: `x`, `topk_ids`, `topk_weights`, `x_scales`.
+type Inputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
+/// Inputs of a combine: `expert_rows`, `topk_weights`, `received_weights`, both `initial`.
+type Answers<'py> = (
+    Bound<'py, PyAny>,
+    Maybe<'py>,
+    Maybe<'py>,
+    Maybe<'py>,
+    Maybe<'py>,
+);
 
 #[pymethods]
 impl Communicator {
-    /// Enqueues a dispatch. `outputs` has a tensor for each layout of `Plan._output_layout`, in order.
-    /// Returns whether the stream is being captured.
-    #[pyo3(signature = (reader, x, topk_ids, topk_weights, outputs, /))]
+    /// Enqueues a dispatch, or without `outputs` its first half. `outputs` has a tensor for each layout of
+    /// `Plan._output_layout`, in order; scales belong to FP8 rows. Returns whether the stream is being
+    /// captured.
+    #[pyo3(signature = (reader, inputs, outputs, /))]
     fn _dispatch_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
-        x: &Bound<'_, PyAny>,
-        topk_ids: &Bound<'_, PyAny>,
-        topk_weights: Option<&Bound<'_, PyAny>>,
-        outputs: Vec<Bound<'_, PyAny>>,
+        inputs: Inputs<'_>,
+        outputs: Option<Vec<Bound<'_, PyAny>>>,
     ) -> PyResult<bool> {
-        let read = |of, value| reader.read(of, value, self.ordinal);
-        let weights = topk_weights.map(|of| read(("topk_weights", DataType::F32), of)?.of());
-        let input = DispatchInput {
-            topk_weights: weights.transpose()?,
-            ..DispatchInput::new(
-                read(("x", DataType::Bf16), x)?.of()?,
-                read(("topk_ids", DataType::I32), topk_ids)?.of()?,
-            )
+        let (x, topk_ids, topk_weights, x_scales) = &inputs;
+        let rows = if x_scales.is_some() {
+            DataType::E4m3
+        } else {
+            DataType::Bf16
         };
+        let x = self.read(reader, ("x", rows), x)?;
+        let topk_ids = self.read(reader, ("topk_ids", DataType::I32), topk_ids)?;
+        let input = DispatchInput {
+            topk_weights: self.maybe(reader, ("topk_weights", DataType::F32), topk_weights)?,
+            x_scales: self.maybe(reader, ("x_scales", DataType::F32), x_scales)?,
+            ..DispatchInput::new(x, topk_ids)
+        };
+        let output = outputs
+            .map(|given| self.placed(reader, &given))
+            .transpose()?;
+        let stream = reader.stream(py, self.ordinal)?;
+        self.call(py, |communicator| match &output {
+            Some(output) => communicator.dispatch(stream, &input, output),
+            None => communicator.dispatch_async(stream, &input),
+        })?;
+        self.has_sent(&input)?;
+        Ok(self.device_of()?.capture(stream).is_some())
+    }
+
+    /// Enqueues the second half of a dispatch. `outputs` as in `_dispatch_tensors`.
+    #[pyo3(signature = (reader, outputs, /))]
+    fn _dispatch_wait_tensors(
+        &self,
+        py: Python<'_>,
+        reader: &Reader,
+        outputs: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let output = self.placed(reader, &outputs)?;
+        let stream = reader.stream(py, self.ordinal)?;
+        self.call(py, |communicator| {
+            communicator.dispatch_wait(stream, &output)
+        })
+    }
+
+    /// Enqueues a combine, or its first half. `sums` are `combined`, of which three dimensions are rows
+    /// apart, and `weights`. Returns whether the stream is being captured.
+    #[pyo3(signature = (reader, answers, sums, is_half, /))]
+    fn _combine_tensors(
+        &self,
+        py: Python<'_>,
+        reader: &Reader,
+        answers: Answers<'_>,
+        sums: (Bound<'_, PyAny>, Maybe<'_>),
+        is_half: bool,
+    ) -> PyResult<bool> {
+        const F32: DataType = DataType::F32;
+        const BF16: DataType = DataType::Bf16;
+        let (expert_rows, topk_weights, received_weights, first, second) = &answers;
+        let expert_rows = self.read(reader, ("expert_rows", BF16), expert_rows)?;
+        let input = CombineInput {
+            topk_weights: self.maybe(reader, ("topk_weights", F32), topk_weights)?,
+            received_weights: self.maybe(reader, ("received_weights", F32), received_weights)?,
+            initial: [
+                self.maybe(reader, ("initial[0]", BF16), first)?,
+                self.maybe(reader, ("initial[1]", BF16), second)?,
+            ],
+            ..CombineInput::new(expert_rows)
+        };
+        let combined = reader.read(("combined", BF16), &sums.0, self.ordinal)?;
+        let weights = self.maybe(reader, ("weights", F32), &sums.1)?;
+        let output = match (weights, combined.rank) {
+            (Some(weights), _) => CombineOutput::Weighted {
+                combined: combined.of()?,
+                weights,
+            },
+            (None, 3) => CombineOutput::Apart(combined.of()?),
+            (None, _) => CombineOutput::Summed(combined.of()?),
+        };
+        let stream = reader.stream(py, self.ordinal)?;
+        self.call(py, |communicator| {
+            if is_half {
+                communicator.combine_async(stream, &input, &output)
+            } else {
+                communicator.combine(stream, &input, &output)
+            }
+        })?;
+        self.has_returned()?;
+        Ok(self.device_of()?.capture(stream).is_some())
+    }
+}
+
+impl Communicator {
+    /// Reads an argument.
+    fn read<const N: usize>(
+        &self,
+        reader: &Reader,
+        argument: Argument,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<Tensor<N>> {
+        reader.read(argument, value, self.ordinal)?.of()
+    }
+
+    /// Reads an argument, if it was given.
+    fn maybe<const N: usize>(
+        &self,
+        reader: &Reader,
+        argument: Argument,
+        value: &Maybe<'_>,
+    ) -> PyResult<Option<Tensor<N>>> {
+        let value = value.as_ref();
+        value
+            .map(|value| self.read(reader, argument, value))
+            .transpose()
+    }
+
+    /// Reads the outputs of a dispatch.
+    fn placed(
+        &self,
+        reader: &Reader,
+        outputs: &[Bound<'_, PyAny>],
+    ) -> PyResult<ferry::DispatchOutput> {
         let count = self.outputs.iter().count();
         if outputs.len() != count {
             let given = outputs.len();
@@ -39,48 +159,12 @@ impl Communicator {
         }
         let mut given = outputs.iter();
         let given = self.outputs.try_map(|of| match given.next() {
-            Some(value) => read(of, value),
+            Some(value) => reader.read(of, value, self.ordinal),
             None => Err(errors::raise(
                 "ArgumentError",
                 format!("no output {}", of.0),
             )),
         })?;
-        let output = placed(&self.plan.get().plan, &given)?;
-        let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| {
-            communicator.dispatch(stream, &input, &output)
-        })?;
-        self.has_sent(&input)?;
-        Ok(self.device_of()?.capture(stream).is_some())
-    }
-
-    /// Enqueues a combine; three dimensions of `combined` are rows apart. Returns whether the stream is
-    /// being captured.
-    #[pyo3(signature = (reader, expert_rows, topk_weights, combined, /))]
-    fn _combine_tensors(
-        &self,
-        py: Python<'_>,
-        reader: &Reader,
-        expert_rows: &Bound<'_, PyAny>,
-        topk_weights: Option<&Bound<'_, PyAny>>,
-        combined: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
-        let read = |of, value| reader.read(of, value, self.ordinal);
-        let weights = topk_weights.map(|of| read(("topk_weights", DataType::F32), of)?.of());
-        let input = CombineInput {
-            topk_weights: weights.transpose()?,
-            ..CombineInput::new(read(("expert_rows", DataType::Bf16), expert_rows)?.of()?)
-        };
-        let combined = read(("combined", DataType::Bf16), combined)?;
-        let output = match combined.rank {
-            3 => CombineOutput::Apart(combined.of()?),
-            _ => CombineOutput::Summed(combined.of()?),
-        };
-        let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| {
-            communicator.combine(stream, &input, &output)
-        })?;
-        self.has_returned()?;
-        Ok(self.device_of()?.capture(stream).is_some())
+        placed(&self.plan.get().plan, &given)
     }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
 
 import ferry_ep as ferry
@@ -12,6 +14,8 @@ from ferry_ep.deep_ep.utils import per_token_cast_to_fp8
 
 #: Bytes of a buffer: windows of some hundred tokens of the tests' sizes.
 BYTES = 1 << 20
+#: Multiprocessors of a rank's kernels on a GPU that ranks share.
+MOST_SMS = 12
 
 
 class Member:
@@ -27,6 +31,17 @@ class Member:
         return self._ranks
 
 
+class _Buffer(Buffer):
+    """A buffer that is destroyed after the work of all ranks: on a shared GPU, freeing waits for kernels."""
+
+    world: World
+
+    def destroy(self) -> None:
+        if self.runtime is not None:
+            self.world.meet()
+        super().destroy()
+
+
 class World:
     """A group whose ranks are threads, simulated or sharing a GPU: the first that comes makes all
     communicators of a call.
@@ -40,12 +55,16 @@ class World:
         else:
             self.group = ferry.Group.local([gpu] * ranks, share_gpus=True)
         self.lock = threading.Lock()
+        self.ends = threading.Barrier(ranks, timeout=patience)
         #: Communicators by configuration and number of the call.
         self.made: dict = {}
         self.asked = [{} for _ in range(ranks)]
 
     def connect(self, config, member):
         rank = member.rank()
+        if self.gpu is not None:
+            # Kernels of the rounds of a test's worlds wait for peers side by side on the one GPU.
+            config = dataclasses.replace(config, max_sms=MOST_SMS)
         with self.lock:
             number = self.asked[rank].get(config, 0)
             self.asked[rank][config] = number + 1
@@ -55,7 +74,17 @@ class World:
 
     def buffer(self, rank: int, num_nvl_bytes: int = BYTES, **options) -> Buffer:
         options = {"explicitly_destroy": True} | options
-        return Buffer(Member(rank, self.ranks), num_nvl_bytes, connect=self.connect, **options)
+        made = _Buffer(Member(rank, self.ranks), num_nvl_bytes, connect=self.connect, **options)
+        made.world = self
+        return made
+
+    def meet(self) -> None:
+        """Waits on a GPU until all ranks' work is done, or one of them failed."""
+        if self.gpu is None:
+            return
+        torch.cuda.current_stream().synchronize()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.ends.wait()
 
     def run(self, work) -> list:
         """Runs ``work(rank)`` on all ranks, on a GPU on a stream of each. Returns the results."""
@@ -65,6 +94,7 @@ class World:
                 return work(rank)
             except BaseException:
                 # The others wait for this rank.
+                self.ends.abort()
                 for ranks in list(self.made.values()):
                     ranks[rank]._native._drop()
                 raise

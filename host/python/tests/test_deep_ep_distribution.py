@@ -52,7 +52,8 @@ def test_another_owner_of_the_name_is_named(tmp_path):
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: deep_ep\nVersion: 1.2.1\n")
     (other / "top_level.txt").write_text("deep_ep\n")
-    result = run("import deep_ep", PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run("import deep_ep", PYTHONPATH=path)
     assert result.returncode == 0
     assert "RuntimeWarning: deep_ep is Ferry's" in result.stderr
     assert "but deep_ep 1.2.1 installed this name, too" in result.stderr

@@ -15,7 +15,7 @@ class Stream:
     device = "cuda:0"
 
     def __init__(self, name, log):
-        self.name, self.log = name, log
+        self.name, self.log, self.cuda_stream = name, log, hash(name)
 
     def wait_stream(self, other):
         self.log.append(f"{self.name} waits for {other.name}")
@@ -39,8 +39,14 @@ def cuda(monkeypatch):
     """Puts streams in the place of CUDA's: the current one is "caller", the buffer's "buffer"."""
     log: list = []
     now = [Stream("caller", log)]
-    buffer = Stream("buffer", log)
     capturing = [False]
+    streams = events.Streams()
+    streams._own = Stream("buffer", log)
+    known = {}
+
+    def raw(index):
+        known[now[-1].cuda_stream] = now[-1]
+        return now[-1].cuda_stream
 
     class Event:
         def record(self, stream):
@@ -58,34 +64,86 @@ def cuda(monkeypatch):
         ("current_stream", lambda device=None: now[-1]),
         ("stream", stream),
         ("Event", Event),
+        ("ExternalStream", lambda handle, device: known[handle]),
         ("is_current_stream_capturing", lambda: capturing[0]),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", raw, raising=False)
 
     def work(previous=None, is_async=False, allocate=False, fails=False):
         log.clear()
-        with events.Ordered(buffer, previous, is_async, allocate) as ordered:
+        caller = now[-1]
+        with events.Ordered(streams, OnDevice.device, previous, is_async, allocate) as ordered:
             ordered.reads(Recorded("input", log), None)
             log.append(f"work on {now[-1].name}")
             if fails:
                 raise KeyError
             ordered.returns(Recorded("result", log), None)
-        assert now[-1].name == "caller"
+        assert now[-1] is caller
         return ordered.event
 
-    work.log, work.capturing = log, capturing
+    work.log, work.capturing, work.stream, work.streams = log, capturing, stream, streams
     return work
 
 
-def test_a_call_comes_after_and_before_the_current_stream(cuda):
-    event = cuda()
-    assert cuda.log == [
-        "buffer waits for caller",
+def through_buffer(name):
+    """Steps of a call from the stream ``name`` in the buffer's own stream."""
+    return [
+        f"buffer waits for {name}",
         "work on buffer",
-        "result is used on caller",
-        "caller waits for buffer",
+        f"result is used on {name}",
+        f"{name} waits for buffer",
     ]
-    assert event.event is None
+
+
+def test_calls_of_one_stream_are_in_it(cuda):
+    for _ in range(3):
+        assert cuda().event is None
+        assert cuda.log == ["work on caller"]
+        assert cuda.streams.last == hash("caller")
+
+
+def test_a_call_comes_after_those_of_other_streams(cuda):
+    cuda()
+    second = Stream("second", cuda.log)
+    with cuda.stream(second):
+        cuda()
+        assert cuda.log == ["buffer waits for caller", *through_buffer("second")]
+        assert cuda.streams.last.name == "buffer"
+        cuda()
+        assert cuda.log == ["work on second"]
+    cuda()
+    assert cuda.log == ["buffer waits for second", *through_buffer("caller")]
+    with cuda.stream(second):
+        cuda()
+        # All calls are in the buffer's stream already.
+        assert cuda.log == through_buffer("second")
+
+
+def test_a_call_comes_after_one_that_was_async(cuda):
+    cuda()
+    cuda(None, True)
+    assert cuda.log[:3] == ["buffer waits for caller", "buffer waits for caller", "input is used on buffer"]
+    assert cuda.streams.last.name == "buffer"
+    cuda()
+    assert cuda.log == through_buffer("caller")
+    cuda()
+    assert cuda.log == ["work on caller"]
+
+
+def test_a_captured_call_waits_for_captured_ones_alone(cuda):
+    cuda()
+    cuda.capturing[0] = True
+    second, third = Stream("second", cuda.log), Stream("third", cuda.log)
+    captured = [step for step in through_buffer("second") if "is used" not in step]
+    with cuda.stream(second):
+        cuda()
+        assert cuda.log == captured
+        cuda()
+        assert cuda.log == ["work on second"]
+    with cuda.stream(third):
+        cuda()
+        assert cuda.log[:2] == ["buffer waits for second", "buffer waits for third"]
 
 
 @pytest.mark.parametrize("allocate", [False, True])
@@ -109,7 +167,7 @@ def test_a_call_after_an_event_that_ends_with_one(cuda, allocate):
 
 def test_an_event_of_a_call_that_was_not_async_is_none(cuda):
     cuda(events.EventOverlap())
-    assert cuda.log[0] == "buffer waits for caller"
+    assert cuda.log == ["work on caller"]
     cuda(None, True)
     assert cuda.log[0] == "buffer waits for caller" and cuda.log[-1] == "event on buffer"
 

@@ -45,6 +45,8 @@ has_nvshmem: bool
 """Whether this build has NVSHMEM groups."""
 
 _Strided = tuple[int, str, list[int], list[int]]
+_Inputs = tuple[object, object, object | None, object | None]
+_Answers = tuple[object, object | None, object | None, object | None, object | None]
 
 @final
 class Tensor:
@@ -429,16 +431,11 @@ class Communicator:
     ) -> None: ...
     def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
     def _dispatch_tensors(
-        self,
-        reader: Reader,
-        x: object,
-        topk_ids: object,
-        topk_weights: object | None,
-        outputs: Sequence[object],
-        /,
+        self, reader: Reader, inputs: _Inputs, outputs: Sequence[object] | None, /
     ) -> bool: ...
+    def _dispatch_wait_tensors(self, reader: Reader, outputs: Sequence[object], /) -> None: ...
     def _combine_tensors(
-        self, reader: Reader, expert_rows: object, topk_weights: object | None, combined: object, /
+        self, reader: Reader, answers: _Answers, sums: tuple[object, object | None], is_half: bool, /
     ) -> bool: ...
     def _counts(self) -> tuple[int, int]: ...
     def _last(self) -> tuple[int, bool]: ...

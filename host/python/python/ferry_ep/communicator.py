@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import direct
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Answers, Call
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
@@ -70,6 +71,10 @@ class Communicator(Rank):
         stays as it was. In a simulated group with CPU arrays also :class:`ferry_ep.FaultError`, as the call
         waits, and :class:`ferry_ep.ThreadError` if it would wait for a rank of this thread.
         """
+        if input_scale is None and tokens_on_device is None and stream is None:
+            made = direct.dispatch(self, x, topk_ids, topk_weights, out, capacity)
+            if made is not None:
+                return made
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         out = self._outputs(x, capacity, given.wide_ids) if out is None else out
         output = call.outputs(out)
@@ -92,6 +97,9 @@ class Communicator(Rank):
 
         Waits for nobody on the host. Tensors and errors are those of :meth:`dispatch`.
         """
+        if input_scale is None and tokens_on_device is None and stream is None:
+            if direct.dispatch_async(self, x, topk_ids, topk_weights):
+                return
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
         self._native._dispatch_async(call.stream, given)
         self._drive()
@@ -128,8 +136,10 @@ class Communicator(Rank):
 
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
-        call = Call(self, stream)
         out = self._outputs(like, capacity, self._native._last()[1]) if out is None else out
+        if stream is None and direct.dispatch_wait(self, out) is not None:
+            return out
+        call = Call(self, stream)
         output = call.outputs(out)
         call.require_peers()
         self._native._dispatch_wait(call.stream, output)
@@ -187,6 +197,11 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
+        made = (
+            direct.combine(self, answers, out, weights, data_type, is_half=False) if stream is None else None
+        )
+        if made is not None:
+            return made[0] if made[1] is None else made
         call = Call(self, stream)
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)
@@ -227,6 +242,11 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
+        made = (
+            direct.combine(self, answers, out, weights, data_type, is_half=True) if stream is None else None
+        )
+        if made is not None:
+            return made[0] if made[1] is None else made
         call = Call(self, stream)
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)

@@ -15,7 +15,7 @@ from ._ferry import Fault, Group, Plan
 from .calls import Answers, Call, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
-from .outputs import DispatchOutput
+from .outputs import DispatchOutput, TensorLayout
 from .tensors import allocate, element
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class Rank:
         self._open: Call | None = None
         #: Names of a dispatch's outputs, once they were asked for.
         self._names: list[str] | None = None
+        #: Layout of the outputs that were made last, with what was asked for, and their capacity.
+        self._layout: tuple[tuple[int | str, str], tuple[int, int], list[TensorLayout]] | None = None
         #: Handle for torch's operators, once there is one.
         self._torch_handle: int | None = None
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
@@ -155,9 +157,13 @@ class Rank:
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
-        rows, blocks = self.plan._capacity(capacity)
+        asked = (capacity, id_type)
+        if self._layout is None or self._layout[0] != asked:
+            layout = self.plan.output_layout(capacity, id_type=id_type)
+            self._layout = asked, self.plan._capacity(capacity), layout
+        _, (rows, blocks), layout = self._layout
         tensors: dict[str, Any] = {}
-        for name, data_type, shape, _, _ in self.plan.output_layout(capacity, id_type=id_type):
+        for name, data_type, shape, _, _ in layout:
             if like is None:
                 tensors[name] = self.empty(tuple(shape), data_type)
             else:

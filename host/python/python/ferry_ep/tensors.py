@@ -9,12 +9,13 @@ import ctypes
 import math
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ._ferry import Tensor
+from ._ferry import Reader, Tensor
 from .errors import ArgumentError, TensorError
 
-__all__ = ["Described", "allocate", "describe", "element", "refuse"]
+__all__ = ["Described", "allocate", "describe", "element", "reader_of", "reader_of_torch", "refuse"]
 
 #: Names of element types in other libraries.
 _TYPES = {
@@ -53,6 +54,9 @@ _TORCH = {
     "i64": "int64",
     "u32": "int32",
 }
+
+#: The reader of torch's tensors, once it was asked for.
+_readers: list[Reader | None] = []
 
 
 class Described(NamedTuple):
@@ -129,6 +133,33 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
     if wanted == "bf16" and given not in ("bf16", "u16") and not written:
         raise refuse(name, _elements(value, wanted), given)
     return found
+
+
+def reader_of_torch() -> Reader | None:
+    """Returns the reader of torch's tensors, which needs no Python; ``None`` in a torch without DLPack's
+    exchange API. torch is imported.
+    """
+    if not _readers:
+        _readers.append(Reader.of(sys.modules["torch"].Tensor))
+    return _readers[0]
+
+
+def reader_of(values: Iterable[Any]) -> Reader | None:
+    """Returns the reader of values that are tensors of torch in a GPU's memory, or ``None``; ``None`` if one
+    is something else, or if :func:`describe` has more to check.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    records = torch.is_grad_enabled()
+    for value in values:
+        if value is None:
+            continue
+        if type(value) is not torch.Tensor or not value.is_cuda or value.is_neg():
+            return None
+        if records and value.requires_grad:
+            return None
+    return reader_of_torch()
 
 
 def allocate(like: Any, data_type: str, shape: list[int]) -> Any:

@@ -13,20 +13,18 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from ._ferry import Reader
 from .communicator import Communicator
 from .config import Config
 from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
-from .tensors import _TORCH, refuse
+from .tensors import _TORCH, reader_of_torch, refuse
 
 __all__ = ["Exchange", "Experts", "MoE", "register"]
 
 #: Communicators by their handles, the numbers that operators take.
 _communicators: dict[int, weakref.ref[Communicator]] = {}
 _handles = itertools.count(1)
-#: Reads torch's tensors without Python; None in a torch without DLPack's exchange API, which takes longer.
-_reader = Reader.of(torch.Tensor)
+_reader = reader_of_torch()
 
 
 def register(communicator: Communicator) -> int:
@@ -73,7 +71,7 @@ def _dispatch(
     communicator = _communicator(handle)
     if _reader is not None and not communicator._copies:
         native = communicator._native
-        is_captured = native._dispatch_tensors(_reader, x, topk_ids, topk_weights, outputs)
+        is_captured = native._dispatch_tensors(_reader, (x, topk_ids, topk_weights, None), outputs)
     else:
         named = dict(zip(communicator._output_names(), outputs, strict=True))
         blocks = named["scales"].shape[0] if "scale_offsets" in named else 0
@@ -90,7 +88,8 @@ def _combine(
     communicator = _communicator(handle)
     if _reader is not None and not communicator._copies:
         native = communicator._native
-        is_captured = native._combine_tensors(_reader, expert_rows, topk_weights, combined)
+        answers = (expert_rows, topk_weights, None, None, None)
+        is_captured = native._combine_tensors(_reader, answers, (combined, None), False)
     else:
         communicator.combine(expert_rows, topk_weights=topk_weights, out=combined)
         is_captured = expert_rows.is_cuda and torch.cuda.is_current_stream_capturing()

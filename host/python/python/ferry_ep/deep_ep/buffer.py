@@ -182,7 +182,7 @@ class Buffer(LowLatency):
         """Returns the stream of the buffer's work. Raises ``NotImplementedError`` without CUDA."""
         if not torch.cuda.is_available():
             refuse_absent("get_comm_stream without CUDA", "calls on the CPU wait, and order nothing")
-        return self._live().stream(torch.device("cuda", torch.cuda.current_device()))
+        return self._live().streams.own(torch.device("cuda", torch.cuda.current_device()))
 
     def get_dispatch_layout(
         self,

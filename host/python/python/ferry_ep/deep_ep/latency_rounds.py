@@ -18,6 +18,9 @@ from .rounds import MOST_OPEN, Rounds
 
 __all__ = ["LatencyHandle", "LatencyLane"]
 
+#: Outputs of padded blocks that follow from the plan, or from others.
+_UNSEEN = ("row_offsets", "expert_ids", "row_ends")
+
 
 class LatencyHandle(tuple[Any, ...]):
     """What a low-latency dispatch returns for its combine: a tuple of five.
@@ -54,6 +57,26 @@ class _Round:
         self.hook: Callable[[], None] | None = None
         #: Stream of the last call.
         self.halves = Halves(None)
+        #: Outputs of every dispatch that no caller sees, and those that are allocated for each.
+        self._unseen: dict[str, Tensor] = {}
+        self._seen: list[tuple[str, torch.Size, torch.dtype]] = []
+        self._rows = 0
+
+    def outputs(self, like: Tensor) -> DispatchOutput:
+        """Returns outputs on the device of ``like``, not cleared."""
+        if not self._seen:
+            out = self.communicator.outputs(like, id_type="i64")
+            for name in TENSORS:
+                tensor = getattr(out, name)
+                if name in _UNSEEN and tensor is not None:
+                    self._unseen[name] = tensor
+                elif tensor is not None:
+                    self._seen.append((name, tensor.shape, tensor.dtype))
+            self._rows = out.rows
+            return out
+        device = like.device
+        seen = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in self._seen}
+        return DispatchOutput(**seen, **self._unseen, rows=self._rows)
 
     def hook_of(self, wait: Callable[[], Any], used: tuple[Tensor | None, ...]) -> Callable[[], None]:
         """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing. It holds
@@ -96,7 +119,7 @@ class LatencyLane(Rounds[_Round]):
         """
         opened = self._acquire()
         communicator = opened.communicator
-        out = communicator.outputs(ids, id_type="i64")
+        out = opened.outputs(ids)
         opened.handle, opened.halves = handle_of(out), Halves(ids)
         handle, hook = opened.handle, None
         try:

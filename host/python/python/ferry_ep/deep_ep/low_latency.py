@@ -251,7 +251,7 @@ def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hoo
         return runtime.ordered(like, Order(None, async_finish, False))
     if async_finish:
         raise ArgumentError("async_finish and return_recv_hook are True, but only one of them can be")
-    return Ordered(None, None, False, False)
+    return Ordered(runtime.streams, torch.device("cpu"), None, False, False)
 
 
 def _handle(

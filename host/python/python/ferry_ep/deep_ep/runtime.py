@@ -14,7 +14,7 @@ from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
-from .events import EventOverlap, Ordered
+from .events import EventOverlap, Ordered, Streams
 from .handle import Handle
 from .latency_rounds import LatencyLane
 from .rounds import Lane, Routing
@@ -74,9 +74,9 @@ class Runtime:
         self._lanes: dict[tuple[int, int, int, str, int | None], Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, Communicator] = {}
-        #: Lanes of low-latency mode, by their plans.
-        self._latency: dict[plans.Config, LatencyLane] = {}
-        self._stream: Any = None
+        #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
+        self._latency: dict[tuple[int, int, int, int, str], LatencyLane] = {}
+        self.streams = Streams()
 
     @property
     def communicators(self) -> list[Communicator]:
@@ -92,7 +92,7 @@ class Runtime:
         again.
         """
         for lane in dict.fromkeys(self._lanes.values()):
-            lane.end(self._stream)
+            lane.end(self.streams.last)
         for latency in self._latency.values():
             latency.end()
         refused: list[FerryError] = []
@@ -101,7 +101,7 @@ class Runtime:
                 continue
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
-                communicator.synchronize(stream=self._stream)
+                communicator.synchronize(stream=self.streams.last)
             try:
                 communicator.close()
             except FerryError as error:
@@ -111,18 +111,9 @@ class Runtime:
         if self._own is not None:
             self._own.close()
 
-    def stream(self, device: torch.device) -> Any:
-        """Returns the stream of the work, ``None`` on the CPU."""
-        if device.type != "cuda":
-            return None
-        if self._stream is None:
-            # Before work that waits in other streams of the GPU, as DeepEP's is.
-            self._stream = torch.cuda.Stream(device, priority=-1)
-        return self._stream
-
     def ordered(self, like: Tensor, order: Order) -> Ordered:
         """Returns the block of a call's work."""
-        return Ordered(self.stream(like.device), *order)
+        return Ordered(self.streams, like.device, *order)
 
     def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
@@ -155,10 +146,11 @@ class Runtime:
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
         """Returns the lane of a plan of low-latency mode for ``tokens`` tokens of a rank. Not collective."""
-        config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
-        lane = self._latency.get(config)
+        key = (experts, top_k, hidden, tokens, format)
+        lane = self._latency.get(key)
         if lane is None:
-            lane = self._latency[config] = LatencyLane(lambda: self._made(config), self._settings.is_strict)
+            config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
+            lane = self._latency[key] = LatencyLane(lambda: self._made(config), self._settings.is_strict)
         return lane
 
     def _made(self, config: plans.Config) -> Communicator:

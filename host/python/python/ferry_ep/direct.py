@@ -1,0 +1,99 @@
+"""Calls in torch's current stream whose arguments are all its tensors on the rank's GPU, read without Python.
+
+Each returns ``None`` for other arguments, and has enqueued nothing then: the caller describes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from ._ferry import Reader
+from .calls import Answers, codes_and_scales
+from .outputs import TENSORS, DispatchOutput
+from .tensors import reader_of
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+__all__ = ["combine", "dispatch", "dispatch_async", "dispatch_wait"]
+
+#: Returns all tensors of outputs.
+_fields = attrgetter(*TENSORS)
+
+
+def dispatch(
+    rank: Rank, x: Any, topk_ids: Any, topk_weights: Any, out: DispatchOutput | None, capacity: int | str
+) -> DispatchOutput | None:
+    """Makes :meth:`ferry_ep.Communicator.dispatch`, and returns the outputs."""
+    tokens, scales = codes_and_scales(x)
+    reader = _sending(rank, tokens, scales, topk_ids, topk_weights)
+    if reader is None:
+        return None
+    if out is None:
+        out = rank._outputs(tokens, capacity, topk_ids.dtype == sys.modules["torch"].int64)
+    tensors = _tensors(rank, out)
+    if tensors is None:
+        return None
+    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors)
+    rank._drive()
+    return out
+
+
+def dispatch_async(rank: Rank, x: Any, topk_ids: Any, topk_weights: Any) -> bool | None:
+    """Makes :meth:`ferry_ep.Communicator.dispatch_async`."""
+    tokens, scales = codes_and_scales(x)
+    reader = _sending(rank, tokens, scales, topk_ids, topk_weights)
+    if reader is None:
+        return None
+    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), None)
+    rank._drive()
+    return True
+
+
+def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
+    """Makes :meth:`ferry_ep.Communicator.dispatch_wait`, and returns the outputs."""
+    tensors = None if rank._copies else _tensors(rank, out)
+    reader = None if tensors is None else reader_of(tensors)
+    if tensors is None or reader is None:
+        return None
+    rank._native._dispatch_wait_tensors(reader, tensors)
+    rank._drive()
+    return out
+
+
+def combine(
+    rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool
+) -> tuple[Any, Any] | None:
+    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half; returns the sums, and the weights or
+    ``None``.
+    """
+    rows, topk_weights, *options, initial, received = answers
+    if rank._copies or any(option is not None for option in options):
+        return None
+    first, second = (*initial, None, None)[:2] if isinstance(initial, (tuple, list)) else (initial, None)
+    reader = reader_of((rows, topk_weights, first, second, received, out, weights))
+    if reader is None or (isinstance(initial, (tuple, list)) and len(initial) > 2):
+        return None
+    out, weights = rank._result(answers, out, weights, data_type)
+    given = (rows, topk_weights, received, first, second)
+    rank._native._combine_tensors(reader, given, (out, weights), is_half)
+    rank._drive()
+    return out, weights
+
+
+def _sending(rank: Rank, tokens: Any, scales: Any, topk_ids: Any, topk_weights: Any) -> Reader | None:
+    """Returns the reader of a dispatch's inputs."""
+    if rank._copies or topk_ids is None or (scales is not None and rank.plan.config.format != "fp8"):
+        return None
+    return reader_of((tokens, scales, topk_ids, topk_weights))
+
+
+def _tensors(rank: Rank, out: DispatchOutput) -> list[Any] | None:
+    """Returns the tensors of outputs in the order of the plan's, unless there are others, or too few."""
+    tensors = [getattr(out, name) for name in rank._output_names()]
+    given = [value for value in _fields(out) if value is not None]
+    if len(given) != len(tensors) or reader_of(given) is None:
+        return None
+    return None if any(value is None for value in tensors) else tensors
