@@ -154,13 +154,16 @@ pub const fn offsets_word(epoch: Epoch, overflows: bool) -> u64 {
 #[inline(always)]
 pub fn overflows<M: Machine>(launch: &Launch<M>) -> bool {
     let (machine, epoch) = (launch.machine, launch.epoch);
+    let mut look = 0;
     while machine.load(Counter::OffsetsReady) < offsets_word(epoch, false) {
-        if machine.lane_timed_out() {
+        look += 1;
+        if machine.lane_timed_out(look) {
             break;
         }
     }
     machine.converge();
-    has_overflowed(launch)
+    // Lanes that left late may see different words.
+    machine.ballot(machine.lanes(|_| has_overflowed(launch))) != 0
 }
 
 /// Whether this round's rows do not fit in the outputs, after a wait for the offsets.

@@ -168,11 +168,13 @@ impl<'a, M: Machine> Launch<'a, M> {
     ) -> Result<(), Aborted> {
         let machine = self.machine;
         // Lanes look at different times, so one may leave before the others: nothing in the loop needs all.
+        let mut look = 0;
         let is_late = loop {
             if ready() {
                 break false;
             }
-            if machine.lane_timed_out() {
+            look += 1;
+            if machine.lane_timed_out(look) {
                 break true;
             }
         };

@@ -45,13 +45,13 @@ impl CombineTactics {
     ) -> Self {
         let shape = &common.shape;
         let items = extent.items(shape);
-        // Sending one row for each takes no longer than reducing: all warps do one after the other.
-        let can_specialise = phase == Phase::Fused && !keeps_rows;
+        let can_specialise =
+            phase == Phase::Fused && (!keeps_rows || tuning::reduces_rows_beside(grid.warps()));
         let is_specialised = can_specialise && items > grid.warps() && grid.in_block > 1;
         let (split, reducers_in_block) = match is_specialised {
             true => (
                 Split::Specialised,
-                tuning::reducers(grid.in_block, grid.warps()),
+                tuning::reducers(grid.in_block, grid.warps(), keeps_rows),
             ),
             false => (Split::Shared, 0),
         };

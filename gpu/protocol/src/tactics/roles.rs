@@ -279,9 +279,13 @@ mod tests {
             for tokens in [0, 1, 128, 4096] {
                 let parts = common.row.parts(tokens);
                 let extent = Extent { tokens, parts };
-                for phase in [Phase::Send, Phase::Wait, Phase::Fused] {
-                    let tactics =
-                        CombineTactics::decide(&common, tokens, extent, phase, grid, false, false);
+                let phases = [Phase::Send, Phase::Wait, Phase::Fused];
+                for (phase, keeps_rows) in
+                    phases.map(|phase| [(phase, false), (phase, true)]).concat()
+                {
+                    let tactics = CombineTactics::decide(
+                        &common, tokens, extent, phase, grid, false, keeps_rows,
+                    );
                     let roles: Vec<_> = positions(grid)
                         .map(|position| CombineRoles::of(tactics, position))
                         .collect();

@@ -57,13 +57,24 @@ pub const fn useful_senders(format: TokenFormat, items: u32) -> u32 {
     }
 }
 
-/// Warps of a block of `in_block` warps that only reduce, if the launch's `warps` warps have more than one
-/// item each. measured: T-043, H200.
+/// Whether some of a launch's `warps` warps only reduce if a received row has one expert row, which takes as
+/// long to be sent as to be reduced. With fewer warps all do one after the other. measured: T-121, H100, and
+/// T-124, H200.
 #[inline(always)]
-pub const fn reducers(in_block: u32, warps: u32) -> u32 {
-    let reducers = match warps > MORE_REDUCERS_FROM_WARPS {
-        true => in_block * 3 / 8,
-        false => in_block / 4,
+pub const fn reduces_rows_beside(warps: u32) -> bool {
+    warps > MORE_REDUCERS_FROM_WARPS
+}
+
+/// Warps of a block of `in_block` warps that only reduce, if the launch's `warps` warps have more than one
+/// item each. `keeps_rows`: whether a received row has one expert row. measured: T-043 and T-124, H200.
+#[inline(always)]
+pub const fn reducers(in_block: u32, warps: u32, keeps_rows: bool) -> u32 {
+    let reducers = if keeps_rows {
+        in_block / 2
+    } else if warps > MORE_REDUCERS_FROM_WARPS {
+        in_block * 3 / 8
+    } else {
+        in_block / 4
     };
     if reducers == 0 { 1 } else { reducers }
 }
