@@ -6,6 +6,7 @@ import contextlib
 
 import ferry_ep as ferry
 import pytest
+from ferry_ep.tensors import stream_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 events = pytest.importorskip("ferry_ep.deep_ep.events")
@@ -42,11 +43,6 @@ def cuda(monkeypatch):
     capturing = [False]
     streams = events.Streams()
     streams._own = Stream("buffer", log)
-    known = {}
-
-    def raw(index):
-        known[now[-1].cuda_stream] = now[-1]
-        return now[-1].cuda_stream
 
     class Event:
         def record(self, stream):
@@ -64,11 +60,12 @@ def cuda(monkeypatch):
         ("current_stream", lambda device=None: now[-1]),
         ("stream", stream),
         ("Event", Event),
-        ("ExternalStream", lambda handle, device: known[handle]),
         ("is_current_stream_capturing", lambda: capturing[0]),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", raw, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: now[-1].cuda_stream, raising=False
+    )
 
     def work(previous=None, is_async=False, allocate=False, fails=False):
         log.clear()
@@ -100,7 +97,7 @@ def test_calls_of_one_stream_are_in_it(cuda):
     for _ in range(3):
         assert cuda().event is None
         assert cuda.log == ["work on caller"]
-        assert cuda.streams.last == hash("caller")
+        assert cuda.streams.last.name == "caller"
 
 
 def test_a_call_comes_after_those_of_other_streams(cuda):
@@ -131,19 +128,41 @@ def test_a_call_comes_after_one_that_was_async(cuda):
     assert cuda.log == ["work on caller"]
 
 
-def test_a_captured_call_waits_for_captured_ones_alone(cuda):
+def test_captured_calls_wait_for_no_others_and_are_none_until_they_are_launched(cuda):
     cuda()
     cuda.capturing[0] = True
-    second, third = Stream("second", cuda.log), Stream("third", cuda.log)
-    captured = [step for step in through_buffer("second") if "is used" not in step]
-    with cuda.stream(second):
+    with cuda.stream(Stream("second", cuda.log)):
+        for _ in range(2):
+            cuda()
+            assert cuda.log == [step for step in through_buffer("second") if "is used" not in step]
+    cuda.capturing[0] = False
+    with cuda.stream(Stream("third", cuda.log)):
         cuda()
-        assert cuda.log == captured
+        assert cuda.log == ["buffer waits for caller", *through_buffer("third")]
+        cuda(None, True)
+        cuda.capturing[0] = True
         cuda()
-        assert cuda.log == ["work on second"]
-    with cuda.stream(third):
+        cuda.capturing[0] = False
         cuda()
-        assert cuda.log[:2] == ["buffer waits for second", "buffer waits for third"]
+        assert cuda.log == through_buffer("third")
+
+
+def test_calls_work_on_a_buffers_stream_that_the_caller_uses(cuda):
+    cuda()
+    assert cuda.streams.lend(OnDevice.device).name == "buffer"
+    assert cuda.log[-1] == "buffer waits for caller"
+    for _ in range(2):
+        cuda()
+        assert cuda.log == through_buffer("caller")
+
+
+def test_what_another_stream_made_is_marked_as_used(cuda):
+    ids = Recorded("ids", cuda.log)
+    for is_async, made_on, wanted in ((False, "caller", []), (True, "caller", ["ids is used on buffer"])):
+        with events.Ordered(cuda.streams, OnDevice.device, None, is_async, False) as ordered:
+            cuda.log.clear()
+            ordered.keeps(hash(made_on), ids, None)
+            assert cuda.log == wanted
 
 
 @pytest.mark.parametrize("allocate", [False, True])
@@ -220,6 +239,12 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     current[0] = 1
     halves.follow(Recorded("result", log))
     assert log == ["caller waits for stream 2"]
+
+
+def test_the_default_stream_is_found_by_its_handle(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: handle)
+    assert [stream_of(handle, OnDevice.device) for handle in (0, 5)] == ["default", 5]
 
 
 def test_on_the_cpu_a_hook_waits_for_no_stream():

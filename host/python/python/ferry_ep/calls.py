@@ -9,7 +9,7 @@ from . import _ferry
 from ._ferry import Tensor
 from .errors import ArgumentError
 from .outputs import TENSORS, DispatchOutput, SiluOutput
-from .tensors import Described, allocate, describe, refuse
+from .tensors import Described, allocate, describe, refuse, stream_of
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -193,7 +193,7 @@ class Call:
             return
         if self.stream == self.communicator._stream(None) or torch.cuda.is_current_stream_capturing():
             return
-        owner.record_stream(torch.cuda.ExternalStream(self.stream, device=owner.device))
+        owner.record_stream(stream_of(self.stream, owner.device))
 
     def _copy(self, name: str, described: Described) -> tuple[Tensor, int]:
         """Copies a CPU array to memory that serves every call for this argument."""

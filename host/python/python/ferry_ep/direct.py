@@ -85,15 +85,22 @@ def combine(
 
 def _sending(rank: Rank, tokens: Any, scales: Any, topk_ids: Any, topk_weights: Any) -> Reader | None:
     """Returns the reader of a dispatch's inputs."""
-    if rank._copies or topk_ids is None or (scales is not None and rank.plan.config.format != "fp8"):
+    if rank._copies or tokens is None or topk_ids is None:
+        return None
+    if scales is not None and rank.plan.config.format != "fp8":
         return None
     return reader_of((tokens, scales, topk_ids, topk_weights))
 
 
 def _tensors(rank: Rank, out: DispatchOutput) -> list[Any] | None:
-    """Returns the tensors of outputs in the order of the plan's, unless there are others, or too few."""
+    """Returns the tensors of outputs in the order of the plan's, unless there are others, too few, or of
+    other sizes than the outputs say.
+    """
     tensors = [getattr(out, name) for name in rank._output_names()]
     given = [value for value in _fields(out) if value is not None]
-    if len(given) != len(tensors) or reader_of(given) is None:
+    if len(given) != len(tensors) or any(value is None for value in tensors) or reader_of(given) is None:
         return None
-    return None if any(value is None for value in tensors) else tensors
+    has_blocks = out.scale_offsets is not None
+    if out.src_info.shape[0] != out.rows or (has_blocks and out.scales.shape[0] != out.scale_blocks):
+        return None
+    return tensors

@@ -94,7 +94,7 @@ class Rank:
         #: Names of a dispatch's outputs, once they were asked for.
         self._names: list[str] | None = None
         #: Layout of the outputs that were made last, with what was asked for, and their capacity.
-        self._layout: tuple[tuple[int | str, str], tuple[int, int], list[TensorLayout]] | None = None
+        self._layout: tuple[tuple[type, int | str, str], tuple[int, int], list[TensorLayout]] | None = None
         #: Handle for torch's operators, once there is one.
         self._torch_handle: int | None = None
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
@@ -157,11 +157,11 @@ class Rank:
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
-        asked = (capacity, id_type)
-        if self._layout is None or self._layout[0] != asked:
+        asked, made = (type(capacity), capacity, id_type), self._layout
+        if made is None or made[0] != asked:
             layout = self.plan.output_layout(capacity, id_type=id_type)
-            self._layout = asked, self.plan._capacity(capacity), layout
-        _, (rows, blocks), layout = self._layout
+            made = self._layout = asked, self.plan._capacity(capacity), layout
+        _, (rows, blocks), layout = made
         tensors: dict[str, Any] = {}
         for name, data_type, shape, _, _ in layout:
             if like is None:

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 from ._ferry import Reader, Tensor
 from .errors import ArgumentError, TensorError
 
-__all__ = ["Described", "allocate", "describe", "element", "reader_of", "reader_of_torch", "refuse"]
+__all__ = [
+    "Described",
+    "allocate",
+    "describe",
+    "element",
+    "reader_of",
+    "reader_of_torch",
+    "refuse",
+    "stream_of",
+]
 
 #: Names of element types in other libraries.
 _TYPES = {
@@ -157,9 +166,18 @@ def reader_of(values: Iterable[Any]) -> Reader | None:
             continue
         if type(value) is not torch.Tensor or not value.is_cuda or value.is_neg():
             return None
+        if value.layout is not torch.strided or value.dtype is torch.uint32:
+            return None
         if records and value.requires_grad:
             return None
     return reader_of_torch()
+
+
+def stream_of(handle: int, device: Any) -> Any:
+    """Returns torch's stream with this handle on a CUDA device."""
+    cuda = sys.modules["torch"].cuda
+    # Some versions of torch take 0, the default stream, for no handle, and make a stream of their own.
+    return cuda.ExternalStream(handle, device=device) if handle else cuda.default_stream(device)
 
 
 def allocate(like: Any, data_type: str, shape: list[int]) -> Any:

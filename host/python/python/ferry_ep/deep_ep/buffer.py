@@ -41,8 +41,8 @@ class Buffer(LowLatency):
     right, but takes as long as a dispatch, and is said once by ``warnings``. With ``FERRY_DEEP_EP_STRICT=1``
     both raise :class:`ferry_ep.OrderError` instead, before anything is sent.
 
-    On GPUs calls work on a stream of the buffer. On the CPU, in a simulated group, they wait for their peers,
-    and events order nothing.
+    On GPUs calls work on a stream of the buffer, or in torch's current one as long as nothing asks for
+    another. On the CPU, in a simulated group, they wait for their peers, and events order nothing.
     """
 
     num_sms: ClassVar[int] = 20
@@ -179,10 +179,12 @@ class Buffer(LowLatency):
         return Config(Buffer.num_sms)
 
     def get_comm_stream(self) -> Any:
-        """Returns the stream of the buffer's work. Raises ``NotImplementedError`` without CUDA."""
+        """Returns the buffer's stream, behind all calls so far; all later calls work on it. Raises
+        ``NotImplementedError`` without CUDA.
+        """
         if not torch.cuda.is_available():
             refuse_absent("get_comm_stream without CUDA", "calls on the CPU wait, and order nothing")
-        return self._live().streams.own(torch.device("cuda", torch.cuda.current_device()))
+        return self._live().streams.lend(torch.device("cuda", torch.cuda.current_device()))
 
     def get_dispatch_layout(
         self,

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..tensors import stream_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-__all__ = ["EventHandle", "EventOverlap", "Halves", "Ordered", "Streams"]
-
-#: The buffer's own stream, where a handle is meant: no handle.
-_OWN = -1
+__all__ = ["EventHandle", "EventOverlap", "Halves", "Ordered", "Streams", "current_handle"]
 
 
 class EventHandle:
@@ -75,15 +73,19 @@ class Streams:
     """Streams of a buffer's calls, of which each begins after the ones before it: a stream of the buffer's
     own, and torch's current one, which serves alone as long as nothing asks for another. Then no event has to
     be recorded and waited for, which takes the host longer than to enqueue a kernel.
+
+    Captured calls use the buffer's own stream, and follow one another there.
     """
 
     def __init__(self) -> None:
         self._own: Any = None
-        #: Handle of the stream whose further work comes after all calls; ``_OWN`` for the buffer's own, None
-        #: before the first call.
-        self._behind: int | None = None
-        #: Whether the last call is in that stream itself, and whether it was captured.
-        self._holds_call = self._is_captured = False
+        #: Whether the caller uses the buffer's own stream, too.
+        self._is_lent = False
+        #: The stream whose further work comes after all calls, which may be the buffer's own; None before the
+        #: first call.
+        self._behind: Any = None
+        #: Whether the last call is in that stream itself.
+        self._holds_call = False
 
     def own(self, device: torch.device) -> Any:
         """Returns the buffer's own stream, ``None`` on the CPU."""
@@ -94,34 +96,52 @@ class Streams:
             self._own = torch.cuda.Stream(device, priority=-1)
         return self._own
 
+    def lend(self, device: torch.device) -> Any:
+        """Returns the buffer's own stream, behind all calls, and lets later calls use it."""
+        own = self.own(device)
+        self._is_lent = True
+        self.follow()
+        return own
+
     @property
     def last(self) -> Any:
         """The stream of the last call; ``None`` on the CPU, and before the first."""
         return self._behind if self._holds_call else self._own
 
-    def take_current(self, current: int) -> bool:
+    def take_current(self, device: torch.device) -> bool:
         """Whether a call can be in the current stream alone. If so, notes it."""
-        if self._behind not in (None, current):
+        if self._is_lent or torch.cuda.is_current_stream_capturing():
             return False
-        self._note(current, holds_call=True)
+        if self._behind is None:
+            # Now, as it could not be made in a capture.
+            self.own(device)
+            self._behind = torch.cuda.current_stream(device)
+        elif self._behind.cuda_stream != current_handle(device):
+            return False
+        self._holds_call = True
         return True
 
-    def follow(self, device: torch.device) -> Any:
-        """Lets the buffer's own stream wait for a call that is in another one, and returns it."""
-        own = self.own(device)
-        is_captured = torch.cuda.is_current_stream_capturing()
-        # What was not captured cannot be waited for in a capture.
-        if self._holds_call and self._is_captured == is_captured:
-            own.wait_stream(torch.cuda.ExternalStream(self._behind, device=device))
-        return own
+    def follow(self) -> None:
+        """Lets the buffer's own stream wait for a call that is in another one. Not in a capture, which cannot
+        wait for what was not captured.
+        """
+        if self._holds_call and not torch.cuda.is_current_stream_capturing():
+            self._own.wait_stream(self._behind)
+            self._holds_call = False
 
-    def note(self, current: int | None) -> None:
-        """Notes a call in the buffer's own stream, for which ``current`` waits, if it is one."""
-        self._note(_OWN if current is None else current, holds_call=False)
+    def note(self, behind: Any) -> None:
+        """Notes a call in the buffer's own stream, for which the stream ``behind`` waits. A captured call is
+        none until its graph is launched.
+        """
+        if not torch.cuda.is_current_stream_capturing():
+            self._behind, self._holds_call = behind, False
 
-    def _note(self, behind: int, *, holds_call: bool) -> None:
-        self._behind, self._holds_call = behind, holds_call
-        self._is_captured = torch.cuda.is_current_stream_capturing()
+
+def current_handle(device: torch.device | None) -> int:
+    """Returns the handle of torch's current stream, which costs less than the stream; 0 on the CPU."""
+    if device is None or device.type != "cuda":
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 class Ordered:
@@ -159,11 +179,11 @@ class Ordered:
     def __enter__(self) -> Self:
         if self._device.type != "cuda":
             return self
-        current = torch._C._cuda_getCurrentRawStream(self._device.index)
         event = None if self._previous is None else self._previous._event
-        if event is None and not self._is_async and self._streams.take_current(current):
+        if event is None and not self._is_async and self._streams.take_current(self._device):
             return self
-        self._own = self._streams.follow(self._device)
+        self._own = self._streams.own(self._device)
+        self._streams.follow()
         self._current = torch.cuda.current_stream(self._device)
         if event is None:
             self._own.wait_stream(self._current)
@@ -186,9 +206,9 @@ class Ordered:
         self._context.__exit__(kind, error, traceback)
         if kind is not None or not self._is_async:
             self._current.wait_stream(self._own)
-            self._streams.note(self._current.cuda_stream)
+            self._streams.note(self._current)
             return
-        self._streams.note(None)
+        self._streams.note(self._own)
         # In a capture the allocator cannot be told; what the graph's work uses is kept instead.
         kept = tuple(self._tensors) if torch.cuda.is_current_stream_capturing() else None
         self.event = EventOverlap(EventHandle(self._own), kept)
@@ -202,6 +222,13 @@ class Ordered:
     def returns(self, *tensors: Tensor | None) -> None:
         """Notes tensors that were made in the block, and that the caller gets."""
         self._record(self._current, tensors)
+
+    def keeps(self, made_on: int, *tensors: Tensor | None) -> None:
+        """Notes tensors of an earlier call that the work reads, made where the current stream had the handle
+        ``made_on``.
+        """
+        if self._device.type == "cuda" and made_on != current_handle(self._device):
+            self._record(torch.cuda.current_stream(self._device), tensors)
 
     def _record(self, stream: Any, tensors: tuple[Tensor | None, ...]) -> None:
         if stream is None:
@@ -222,21 +249,15 @@ class Halves:
     def __init__(self, like: Tensor | None) -> None:
         """Notes the current stream of the device of ``like``. Does not synchronize."""
         self._device = like.device if like is not None and like.is_cuda else None
-        self._handle = self._current()
+        self._handle = current_handle(self._device)
         self.is_captured = self._device is not None and torch.cuda.is_current_stream_capturing()
-
-    def _current(self) -> int:
-        """Returns the handle of the current stream, which costs less than the stream."""
-        if self._device is None:
-            return 0
-        return int(torch._C._cuda_getCurrentRawStream(self._device.index))
 
     @property
     def stream(self) -> Any:
         """The stream; ``None`` on the CPU."""
         if self._device is None:
             return None
-        return torch.cuda.ExternalStream(self._handle, device=self._device)
+        return stream_of(self._handle, self._device)
 
     def entered(self) -> AbstractContextManager[Any]:
         """Returns a block in which the stream is torch's current one."""
@@ -246,7 +267,7 @@ class Halves:
         """Notes the current stream for the second half. If it is another one, it waits for that of the first,
         of which ``tensors`` are.
         """
-        handle = self._current()
+        handle = current_handle(self._device)
         if handle == self._handle:
             return
         current = torch.cuda.current_stream(self._device)

@@ -13,7 +13,7 @@ from ..communicator import Communicator
 from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import TENSORS, DispatchOutput
 from ..torch import _retain
-from .events import Halves
+from .events import Halves, current_handle
 from .rounds import MOST_OPEN, Rounds
 
 __all__ = ["LatencyHandle", "LatencyLane"]
@@ -61,22 +61,28 @@ class _Round:
         self._unseen: dict[str, Tensor] = {}
         self._seen: list[tuple[str, torch.Size, torch.dtype]] = []
         self._rows = 0
+        #: Handle of the stream that was current when these were made.
+        self._made_on = -1
 
     def outputs(self, like: Tensor) -> DispatchOutput:
         """Returns outputs on the device of ``like``, not cleared."""
-        if not self._seen:
+        made_on = current_handle(like.device)
+        if self._made_on != made_on or self.halves.is_captured:
             out = self.communicator.outputs(like, id_type="i64")
-            for name in TENSORS:
-                tensor = getattr(out, name)
-                if name in _UNSEEN and tensor is not None:
-                    self._unseen[name] = tensor
-                elif tensor is not None:
-                    self._seen.append((name, tensor.shape, tensor.dtype))
-            self._rows = out.rows
+            if not self.halves.is_captured:
+                # Those of a graph belong to it, and those of another stream are freed by its order.
+                self._keep(out, made_on)
             return out
         device = like.device
         seen = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in self._seen}
         return DispatchOutput(**seen, **self._unseen, rows=self._rows)
+
+    def _keep(self, out: DispatchOutput, made_on: int) -> None:
+        """Keeps the outputs of the next dispatches that no caller sees."""
+        given = {name: tensor for name in TENSORS if (tensor := getattr(out, name)) is not None}
+        self._unseen = {name: tensor for name, tensor in given.items() if name in _UNSEEN}
+        self._seen = [(name, of.shape, of.dtype) for name, of in given.items() if name not in _UNSEEN]
+        self._rows, self._made_on = out.rows, made_on
 
     def hook_of(self, wait: Callable[[], Any], used: tuple[Tensor | None, ...]) -> Callable[[], None]:
         """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing. It holds
@@ -119,8 +125,9 @@ class LatencyLane(Rounds[_Round]):
         """
         opened = self._acquire()
         communicator = opened.communicator
+        opened.halves = Halves(ids)
         out = opened.outputs(ids)
-        opened.handle, opened.halves = handle_of(out), Halves(ids)
+        opened.handle = handle_of(out)
         handle, hook = opened.handle, None
         try:
             if is_split:

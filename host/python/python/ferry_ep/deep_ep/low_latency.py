@@ -246,7 +246,7 @@ def _require_handle(handle: Any) -> LatencyHandle:
 
 
 def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hook: bool) -> Ordered:
-    """Returns the block of a call's work: with a hook on the current stream, else on the buffer's."""
+    """Returns the block of a call's work: with a hook in the current stream, whatever came before."""
     if not return_recv_hook:
         return runtime.ordered(like, Order(None, async_finish, False))
     if async_finish:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..communicator import Communicator
 from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput, ReceivedCounts
+from .events import current_handle
 from .rows import Rows
 from .settings import say_once
 
@@ -35,6 +36,8 @@ class Routing:
     """Whether the caller gave ids."""
     ids: Tensor
     """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
+    made_on: int
+    """Handle of the stream of the dispatch, on which ``ids`` and ``weights`` were made; 0 on the CPU."""
     rows: int
     """Rows of the outputs."""
     weights: Tensor
@@ -151,7 +154,15 @@ class Lane(Rounds[_Round]):
             self._put_back(opened, None)
             raise
         routing = (
-            Routing(experts, x.format, weights is not None, ids.clone(), out.rows, out.weights)
+            Routing(
+                experts,
+                x.format,
+                weights is not None,
+                ids.clone(),
+                current_handle(ids.device),
+                out.rows,
+                out.weights,
+            )
             if again is None
             else again
         )

@@ -219,6 +219,7 @@ class Runtime:
         lane = self._lane_for(x, routing.experts, routing.ids.shape[1])
         with self.ordered(x.tokens, order) as ordered:
             ordered.reads(*x)
+            ordered.keeps(routing.made_on, routing.ids, routing.weights)
             out, _, _ = lane.dispatch(
                 x,
                 routing.ids,
@@ -251,6 +252,7 @@ class Runtime:
         lane = next(found, None) or self.lane(*key, tokens, routing.format)
         with self.ordered(rows, order) as ordered:
             ordered.reads(rows, weights, *bias)
+            ordered.keeps(routing.made_on, routing.ids, routing.weights)
             sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms)
             if weights is not None and self._settings.sums_weights:
                 returned = self._add(weights, routing, lane.tokens)
