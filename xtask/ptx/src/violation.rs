@@ -19,7 +19,7 @@ const LOCAL_MEMORY_ALLOWED: [(Variant, &str, u64); 2] = [
 /// Most bytes that the assembler may spill in kernels of `ferry-rows`: in the fused dispatch, which sends and
 /// receives and is a few registers short, and in any kernel on sm_80, where it finds fewer.
 const SPILLED_IN_ROWS: u64 = 80;
-/// The same for the fused combine of `ferry-rows`, some of whose warps only reduce: up to four registers short.
+/// The same for the fused combine of `ferry-rows`, some of whose warps only reduce: a few registers short.
 const SPILLED_IN_COMBINE_OF_ROWS: u64 = 16;
 
 /// Kernels that may begin before the kernel before them in their stream has ended.

@@ -11,7 +11,7 @@ pub trait Deadline {
     /// Does the same as [`timed_out`](Self::timed_out), but an earlier launch's `deadline` holds, too.
     fn timed_out_by(&self, deadline: u64) -> bool;
 
-    /// Does the same as [`timed_out`](Self::timed_out) in a wait that each lane ends by itself, after its look
+    /// Does the same as [`timed_out`](Self::timed_out) in a wait that each lane ends by itself, after look
     /// number `look`. Nothing that takes all lanes: it would meet a vote of those that have left. A machine
     /// whose lanes step together needs no other than the warp's.
     fn lane_timed_out(&self, look: u32) -> bool {
