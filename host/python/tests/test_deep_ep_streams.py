@@ -16,7 +16,7 @@ class Stream:
     device = "cuda:0"
 
     def __init__(self, name, log):
-        self.name, self.log, self.cuda_stream = name, log, hash(name)
+        self.name, self.log, self.cuda_stream, self.stream_id = name, log, hash(name), 1
 
     def wait_stream(self, other):
         self.log.append(f"{self.name} waits for {other.name}")
@@ -120,7 +120,7 @@ def test_a_call_comes_after_those_of_other_streams(cuda):
 def test_a_call_comes_after_one_that_was_async(cuda):
     cuda()
     cuda(None, True)
-    assert cuda.log[:3] == ["buffer waits for caller", "buffer waits for caller", "input is used on buffer"]
+    assert cuda.log[:2] == ["buffer waits for caller", "input is used on buffer"]
     assert cuda.streams.last.name == "buffer"
     cuda()
     assert cuda.log == through_buffer("caller")
@@ -147,6 +147,35 @@ def test_captured_calls_wait_for_no_others_and_are_none_until_they_are_launched(
         assert cuda.log == through_buffer("third")
 
 
+def test_a_call_that_is_not_async_comes_after_its_event_and_the_calls_before(cuda):
+    cuda()
+    cuda(events.EventOverlap(events.EventHandle()))
+    assert cuda.log == [
+        "buffer waits for caller",
+        "buffer waits for an event of caller",
+        *through_buffer("caller")[1:],
+    ]
+
+
+def test_streams_that_are_not_torchs_own_hold_no_calls(cuda):
+    foreign = Stream("foreign", cuda.log)
+    foreign.stream_id = foreign.cuda_stream
+    with cuda.stream(foreign):
+        for _ in range(2):
+            cuda()
+            assert cuda.log == through_buffer("foreign")
+    cuda()
+    assert cuda.log == through_buffer("caller")
+
+
+def test_the_buffers_stream_is_made_by_the_first_call_and_goes_before_others(cuda, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: asked.append((device, priority)))
+    cuda.streams._own = None
+    cuda()
+    assert cuda.log == ["work on caller"] and asked == [(OnDevice.device, -1)]
+
+
 def test_calls_work_on_a_buffers_stream_that_the_caller_uses(cuda):
     cuda()
     assert cuda.streams.lend(OnDevice.device).name == "buffer"
@@ -163,6 +192,11 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
             cuda.log.clear()
             ordered.keeps(hash(made_on), ids, None)
             assert cuda.log == wanted
+    cuda()
+    with events.Ordered(cuda.streams, OnDevice.device, None, False, False) as ordered:
+        cuda.log.clear()
+        ordered.keeps(hash("buffer"), ids, None)
+        assert cuda.log == ["ids is used on caller"]
 
 
 @pytest.mark.parametrize("allocate", [False, True])

@@ -179,8 +179,8 @@ class Buffer(LowLatency):
         return Config(Buffer.num_sms)
 
     def get_comm_stream(self) -> Any:
-        """Returns the buffer's stream, behind all calls so far; all later calls work on it. Raises
-        ``NotImplementedError`` without CUDA.
+        """Returns the buffer's stream, behind all calls without a hook so far; all later ones work on it. Not
+        behind them in a capture. Raises ``NotImplementedError`` without CUDA.
         """
         if not torch.cuda.is_available():
             refuse_absent("get_comm_stream without CUDA", "calls on the CPU wait, and order nothing")

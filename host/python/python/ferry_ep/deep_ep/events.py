@@ -112,22 +112,28 @@ class Streams:
         """Whether a call can be in the current stream alone. If so, notes it."""
         if self._is_lent or torch.cuda.is_current_stream_capturing():
             return False
-        if self._behind is None:
+        behind = self._behind
+        if behind is None:
             # Now, as it could not be made in a capture.
             self.own(device)
-            self._behind = torch.cuda.current_stream(device)
-        elif self._behind.cuda_stream != current_handle(device):
+            behind = torch.cuda.current_stream(device)
+        elif behind.cuda_stream != current_handle(device):
             return False
-        self._holds_call = True
+        # Torch's own streams live as long as the process; the number of another one is its handle.
+        if behind.cuda_stream != 0 and behind.stream_id == behind.cuda_stream:
+            return False
+        self._behind, self._holds_call = behind, True
         return True
 
-    def follow(self) -> None:
-        """Lets the buffer's own stream wait for a call that is in another one. Not in a capture, which cannot
-        wait for what was not captured.
+    def follow(self, current: Any = None) -> None:
+        """Lets the buffer's own stream wait for a call that is in another one, unless that is ``current``,
+        for which it will wait anyway. Not in a capture, which cannot wait for what was not captured.
         """
-        if self._holds_call and not torch.cuda.is_current_stream_capturing():
+        if not self._holds_call or torch.cuda.is_current_stream_capturing():
+            return
+        if current is None or current.cuda_stream != self._behind.cuda_stream:
             self._own.wait_stream(self._behind)
-            self._holds_call = False
+        self._holds_call = False
 
     def note(self, behind: Any) -> None:
         """Notes a call in the buffer's own stream, for which the stream ``behind`` waits. A captured call is
@@ -183,11 +189,12 @@ class Ordered:
         if event is None and not self._is_async and self._streams.take_current(self._device):
             return self
         self._own = self._streams.own(self._device)
-        self._streams.follow()
         self._current = torch.cuda.current_stream(self._device)
         if event is None:
+            self._streams.follow(self._current)
             self._own.wait_stream(self._current)
         else:
+            self._streams.follow()
             self._own.wait_event(event)
         self._context = torch.cuda.stream(self._own)
         self._context.__enter__()

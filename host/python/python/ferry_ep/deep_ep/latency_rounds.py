@@ -64,12 +64,12 @@ class _Round:
         #: Handle of the stream that was current when these were made.
         self._made_on = -1
 
-    def outputs(self, like: Tensor) -> DispatchOutput:
+    def outputs(self, like: Tensor, *, is_captured: bool) -> DispatchOutput:
         """Returns outputs on the device of ``like``, not cleared."""
         made_on = current_handle(like.device)
-        if self._made_on != made_on or self.halves.is_captured:
+        if self._made_on != made_on or is_captured:
             out = self.communicator.outputs(like, id_type="i64")
-            if not self.halves.is_captured:
+            if not is_captured:
                 # Those of a graph belong to it, and those of another stream are freed by its order.
                 self._keep(out, made_on)
             return out
@@ -117,22 +117,22 @@ class LatencyLane(Rounds[_Round]):
         is_split: bool,
         handle_of: Callable[[DispatchOutput], LatencyHandle],
         finish: Callable[[DispatchOutput], None],
-        packed: Tensor | None = None,
+        written: tuple[Tensor | None, ...] = (),
     ) -> tuple[DispatchOutput, LatencyHandle, Callable[[], None] | None]:
         """Opens a round of ``x``: rows, or a tuple of FP8 rows and scales. ``finish`` enqueues what follows
-        the receipt, and may write ``packed``. ``is_split``: sends alone, and returns the hook that does
+        the receipt, and writes ``written``. ``is_split``: sends alone, and returns the hook that does
         the rest.
         """
         opened = self._acquire()
         communicator = opened.communicator
-        opened.halves = Halves(ids)
-        out = opened.outputs(ids)
-        opened.handle = handle_of(out)
+        halves = Halves(ids)
+        out = opened.outputs(ids, is_captured=halves.is_captured)
+        opened.handle, opened.halves = handle_of(out), halves
         handle, hook = opened.handle, None
         try:
             if is_split:
                 communicator.dispatch_async(x, ids)
-                returned = (*(getattr(out, name) for name in TENSORS), packed)
+                returned = (*(getattr(out, name) for name in TENSORS), *written)
                 hook = opened.hook_of(lambda: finish(communicator.dispatch_wait(out=out)), returned)
             else:
                 communicator.dispatch(x, ids, out=out)

@@ -124,7 +124,7 @@ class LowLatency(Absent):
                 is_split=return_recv_hook,
                 handle_of=lambda out: _handle(out, lane, topk_idx, (most, hidden, num_experts)),
                 finish=finish,
-                packed=packed,
+                written=(packed, stats),
             )
             ordered.returns(out.tokens, out.scales, packed, out.expert_counts, out.src_info)
             ordered.returns(out.source_ranges)
