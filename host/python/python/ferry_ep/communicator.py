@@ -197,11 +197,10 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
-        made = (
-            direct.combine(self, answers, out, weights, data_type, is_half=False) if stream is None else None
-        )
-        if made is not None:
-            return made[0] if made[1] is None else made
+        if stream is None:
+            made = direct.combine(self, answers, out, weights, data_type, is_half=False)
+            if made is not None:
+                return made
         call = Call(self, stream)
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)
@@ -242,11 +241,10 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
-        made = (
-            direct.combine(self, answers, out, weights, data_type, is_half=True) if stream is None else None
-        )
-        if made is not None:
-            return made[0] if made[1] is None else made
+        if stream is None:
+            made = direct.combine(self, answers, out, weights, data_type, is_half=True)
+            if made is not None:
+                return made
         call = Call(self, stream)
         out, weights = self._result(answers, out, weights, data_type)
         given, output = call.answers(answers), call.sums(out, weights)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ._ferry import Reader
 from .calls import Answers, codes_and_scales
 from .outputs import TENSORS, DispatchOutput
-from .tensors import reader_of
+from .tensors import reader_of, reader_of_torch
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -55,7 +55,7 @@ def dispatch_async(rank: Rank, x: Any, topk_ids: Any, topk_weights: Any) -> bool
 def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
     """Makes :meth:`ferry_ep.Communicator.dispatch_wait`, and returns the outputs."""
     tensors = None if rank._copies else _tensors(rank, out)
-    reader = None if tensors is None else reader_of(tensors)
+    reader = None if tensors is None else reader_of_torch()
     if tensors is None or reader is None:
         return None
     rank._native._dispatch_wait_tensors(reader, tensors)
@@ -63,12 +63,8 @@ def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
     return out
 
 
-def combine(
-    rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool
-) -> tuple[Any, Any] | None:
-    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half; returns the sums, and the weights or
-    ``None``.
-    """
+def combine(rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool) -> Any:
+    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, and returns its result."""
     rows, topk_weights, *options, initial, received = answers
     if rank._copies or any(option is not None for option in options):
         return None
@@ -80,7 +76,7 @@ def combine(
     given = (rows, topk_weights, received, first, second)
     rank._native._combine_tensors(reader, given, (out, weights), is_half)
     rank._drive()
-    return out, weights
+    return out if weights is None else (out, weights)
 
 
 def _sending(rank: Rank, tokens: Any, scales: Any, topk_ids: Any, topk_weights: Any) -> Reader | None:
