@@ -96,19 +96,24 @@ fn capacity(plan: &Plan, sets: &[Problem], tokens: usize) -> Capacity {
             ..Capacity::default()
         };
     }
-    let compared = Compared {
-        tokens,
-        shared: config.shared_expert.then_some(1.0),
-        groups: Groups::of(config),
-        ..Compared::ALL
-    };
-    let needed = |problem| largest(&Placement::of(problem, config.format, compared));
+    let needed = |problem| largest(&placements(problem, config, tokens));
     let needed = sets.iter().map(needed);
     let needed = needed.fold(Capacity::default(), formats::larger);
     Capacity {
         rows: needed.rows.next_multiple_of(16),
         ..needed
     }
+}
+
+/// Places of the first `tokens` tokens of every rank, on each rank.
+fn placements(problem: &Problem, config: &Config, tokens: usize) -> Vec<Placement> {
+    let compared = Compared {
+        tokens,
+        shared: config.shared_expert.then_some(1.0),
+        groups: Groups::of(config),
+        ..Compared::ALL
+    };
+    Placement::of(problem, config.format, compared)
 }
 
 /// Up to so many tokens outputs hold what any routing can bring, as in a captured graph; above, that would
@@ -141,6 +146,11 @@ impl<'a> Bench<'a> {
         session.use_streams(rig.gpus.iter().map(|gpu| gpu.stream));
         for (set, problem) in sets.iter().enumerate() {
             session.upload_first(set, problem, tokens)?;
+        }
+        if config.receive == ReceiveLayout::Padded {
+            // The first set's for all: their values cost no time.
+            let placements = placements(&sets[0], &config, tokens);
+            session.give_weights(&sets[0], &placements)?;
         }
         if input.options == Options::Steps {
             let zeros = vec![bf16::ZERO; tokens * config.hidden];

@@ -1,7 +1,7 @@
 //! The whole run.
 
 use anyhow::{Context, Result, ensure};
-use ferry::{CombineMode, Plan, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Plan, TokenFormat};
 use ferry_reference::Problem;
 
 use super::limits::{self, CopySizes};
@@ -72,10 +72,6 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     ensure!(
         args.predict.is_none() || !args.group_args.share_gpus,
         "--predict: from ranks that share GPUs nothing follows for ranks with a GPU each"
-    );
-    ensure!(
-        args.receive != ReceiveLayout::Padded,
-        "--receive padded: its combine takes weights, which the benchmark does not give"
     );
     ensure!(
         kind.has_processes() || has_own,

@@ -137,6 +137,20 @@ impl Session {
         })
     }
 
+    /// Gives the router's weights to all later combines, on the experts' ranks, if the plan's combine is
+    /// given them in any case. Synchronises.
+    pub fn give_weights(
+        &mut self,
+        problem: &Problem,
+        placements: &[Placement],
+    ) -> Result<(), Error> {
+        if !takes_weights(&self.settings.config) {
+            return Ok(());
+        }
+        let mut ranks = self.ranks.iter_mut();
+        ranks.try_for_each(|rank| rank.give_row_weights(problem, &placements[rank.number()]))
+    }
+
     /// Sets the shared expert's factor, [`SHARED_FACTOR`] before.
     pub const fn set_shared_factor(&mut self, factor: f32) {
         self.shared_factor = factor;
