@@ -62,6 +62,8 @@ pub struct World {
     shared: Rc<Shared>,
     lent: Arc<Lent>,
     running: Vec<Running>,
+    /// Indices of the warps that could be resumed last, kept for their memory.
+    awake: Vec<usize>,
     queues: Vec<VecDeque<Launch>>,
     lost: Vec<bool>,
     waiting: Vec<(u32, Reply)>,
@@ -96,6 +98,7 @@ impl World {
             shared: Rc::new(shared),
             lent,
             running: Vec::new(),
+            awake: Vec::new(),
             queues: (0..ranks).map(|_| VecDeque::new()).collect(),
             lost: vec![false; ranks as usize],
             waiting: Vec::new(),
@@ -253,17 +256,12 @@ impl World {
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
         self.find_overdue();
-        let is_idle = |warp: &Running| warp.idle_at.get() == Some(self.shared.version(warp.rank));
-        let awake: Vec<usize> = (0..self.running.len())
-            .filter(|&w| !is_idle(&self.running[w]))
-            .filter(|&w| self.running[w].stalled_until <= self.steps)
-            .collect();
         let under_way = !self.shared.network.borrow().is_empty();
         let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
         match choice {
             0 if self.drain() => {}
             1 if under_way => self.deliver(),
-            _ if !awake.is_empty() => self.resume(&awake),
+            _ if self.resume_any() => {}
             _ if self.drain() => {}
             _ if under_way => self.deliver(),
             _ => {
@@ -294,14 +292,15 @@ impl World {
     /// Makes a random write visible; false if there is none.
     fn drain(&mut self) -> bool {
         let buffers = self.running.iter().map(|warp| &warp.buffer);
-        let full: Vec<_> = buffers
-            .filter(|buffer| !buffer.borrow().is_empty())
-            .collect();
-        if full.is_empty() {
+        let mut full = buffers.filter(|buffer| !buffer.borrow().is_empty());
+        let count = full.clone().count();
+        if count == 0 {
             return false;
         }
-        let which = self.shared.rng.borrow_mut().random_range(0..full.len());
-        full[which].borrow_mut().drain_one(&self.shared);
+        let which = self.shared.rng.borrow_mut().random_range(0..count);
+        if let Some(buffer) = full.nth(which) {
+            buffer.borrow_mut().drain_one(&self.shared);
+        }
         true
     }
 
@@ -318,8 +317,24 @@ impl World {
         }
     }
 
-    fn resume(&mut self, awake: &[usize]) {
-        let which = awake[self.shared.rng.borrow_mut().random_range(0..awake.len())];
+    /// Resumes a random warp that is neither idle nor stalled; false if there is none.
+    fn resume_any(&mut self) -> bool {
+        self.awake.clear();
+        let (shared, steps) = (&self.shared, self.steps);
+        let is_awake = |warp: &Running| {
+            warp.stalled_until <= steps && warp.idle_at.get() != Some(shared.version(warp.rank))
+        };
+        let awake = (0..).zip(&self.running).filter(|(_, warp)| is_awake(warp));
+        self.awake.extend(awake.map(|(index, _)| index));
+        if self.awake.is_empty() {
+            return false;
+        }
+        let chosen = shared.rng.borrow_mut().random_range(0..self.awake.len());
+        self.resume(self.awake[chosen]);
+        true
+    }
+
+    fn resume(&mut self, which: usize) {
         let stall = self.options.stall_one_in;
         if stall > 0 && self.shared.rng.borrow_mut().random_range(0..stall) == 0 {
             let warps = u64::from(self.options.ranks) * u64::from(self.options.warps);
