@@ -28,6 +28,13 @@ def pytest_configure(config):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--gpu") is not None:
+        for item in items:
+            if "bench" in item.fixturenames and not hasattr(item.module, "torch"):
+                item.add_marker(pytest.mark.skip(reason="its tensors are NumPy's, which a GPU does not reach"))
+
+
 class Bench:
     """A group, simulated or of ranks that share a GPU, and its communicators."""
 
