@@ -175,8 +175,8 @@ fn write_section(
     if let Some(limits) = &source.limits {
         writeln!(
             text,
-            "Limits: wire {:.0} GB/s a GPU and direction, device memory {} GB/s, signal there and \
-             back {:.2} µs,\nempty call between events {:.1} µs.",
+            "Limits: wire {:.0} GB/s a GPU and direction, memory {} GB/s, signal there and back {:.2} µs, \
+             empty call {:.1} µs.",
             limits.wire_gb_per_s,
             thousands(limits.hbm_gb_per_s, 0),
             limits.round_trip_us,

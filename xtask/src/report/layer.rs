@@ -26,8 +26,6 @@ const COMMON: [(&str, &str); 6] = [
     ("fused SiLU", "#f4cfe0"),
     ("GEMM: down", "#e3dcf3"),
 ];
-/// End of the name of a stage that a GPU waits for and does not run: it is left out.
-const ON_THE_HOST: &str = ", on the host";
 
 const INK: &str = "#3c3c3c";
 const WIDTH: f64 = 900.0;
@@ -83,10 +81,7 @@ pub(super) fn draw(text: &str) -> Result<String> {
         first.top_k,
         first.experts
     );
-    for layer in &mut layers {
-        layer
-            .stages
-            .retain(|stage| !stage.stage.ends_with(ON_THE_HOST));
+    for layer in &layers {
         let unknown = layer.stages.iter().find(|stage| stage.colour().is_none());
         if let Some(stage) = unknown {
             anyhow::bail!("`{}`: a stage without a colour", stage.stage);
@@ -205,13 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn stages_that_carry_have_a_panel_of_their_own_and_those_on_the_host_none() {
+    fn stages_that_carry_have_a_panel_of_their_own() {
         let gemm = ("GEMM: gate and up", 3000.0);
         let text = [
-            line(
-                "Ferry",
-                &[("top-k, on the host", 7000.0), ("dispatch", 200.0), gemm],
-            ),
+            line("Ferry", &[("dispatch", 200.0), gemm]),
             line(
                 "NCCL",
                 &[("all-gather", 300.0), gemm, ("reduce-scatter", 100.0)],
@@ -231,7 +223,7 @@ mod tests {
             "NCCL's sum of the first panel: {svg}"
         );
         assert_eq!(count(">3,400</text>"), 1, "{svg}");
-        assert!(!svg.contains("host") && !svg.contains("NaN"), "{svg}");
+        assert!(!svg.contains("NaN"), "{svg}");
         let error = draw(&line("Ferry", &[("nap", 1.0)])).unwrap_err();
         assert_eq!(error.to_string(), "`nap`: a stage without a colour");
     }

@@ -52,7 +52,7 @@ fn tables_have_times_and_shares_and_mark_missing_ones() {
     for part in [
         "Commit 0123abc, 2000-01-02, L2 cache warm: `tests/benchmarks/2000-01-02-2xNONE-0123abc.jsonl`.",
         "wire 349 GB/s a GPU",
-        "empty call between events 4.5 µs",
+        "empty call 4.5 µs",
         "| 1 | 20.0 (25 %) | 40.0 (25 %) | missing | missing | missing | 60.0 | 40.0 | 40.0 |",
         "| 4,096 | 1,500.0 (25 %) | 3,000.0 (25 %) |",
         "| 8 | missing |",
