@@ -5,9 +5,9 @@
 
 The layer routes on the GPU, and the rows of its experts are counted there (torch._grouped_mm), so that the
 host waits for nothing. Times are the period of layers back to back, in us, of the slowest rank. Beside them
-stands what NCCL needs in a graph to carry the tokens alone: an all-gather and a reduce-scatter, without the sort
-and the sum. Two tokens of each rank are compared with f64. Needs torch 2.11, NCCL and a GPU from sm_90 on for
-each process.
+stands what NCCL needs in a graph to carry the tokens alone: an all-gather and a reduce-scatter, without the
+sort and the sum. Two tokens of each rank are compared with f64. Needs torch 2.11, NCCL and a GPU from sm_90
+on for each process.
 """
 
 import argparse
