@@ -167,7 +167,7 @@ pub struct BenchArgs {
     /// Dispatch formats
     #[arg(long, value_enum, default_value = "both")]
     pub format: FormatChoice,
-    /// Layout of received rows: by-expert, view, strided or compact
+    /// Layout of received rows: by-expert, padded, view, strided or compact
     #[arg(long, default_value_t = ReceiveLayout::ByExpert)]
     pub receive: ReceiveLayout,
     /// Padding and tables of rows by expert
@@ -238,9 +238,14 @@ impl BenchArgs {
         self
     }
 
-    /// Whether a part is wanted.
+    /// Whether a part is wanted. Some need rows by expert, and are left out of all parts where rows are not.
     pub fn wants(&self, part: Part) -> bool {
-        self.only.contains(&part) || (self.only.is_empty() && part != Part::Layer)
+        let is_of_all = match part {
+            Part::Layer => false,
+            Part::SkipA2a | Part::Options => self.receive == ReceiveLayout::ByExpert,
+            _ => true,
+        };
+        self.only.contains(&part) || (self.only.is_empty() && is_of_all)
     }
 
     /// Whether dispatch and combine run at all.

@@ -148,7 +148,7 @@ impl<'a> Bench<'a> {
             session.upload_first(set, problem, tokens)?;
         }
         if config.receive == ReceiveLayout::Padded {
-            // The first set's for all: their values cost no time.
+            // All sets get those of the first: values do not change the time.
             let placements = placements(&sets[0], &config, tokens);
             session.give_weights(&sets[0], &placements)?;
         }
