@@ -196,7 +196,7 @@ fn write_silu(text: &mut String, results: &Results) -> std::fmt::Result {
     writeln!(
         text,
         "32,768 rows of 64 experts, 2,048 columns of output. The limit is input and output at the rate\n\
-         of the copy in device memory; a kernel that reads more than it writes can be faster.\n"
+         of the same run's copy in device memory; a kernel that reads more than it writes can be faster.\n"
     )?;
     writeln!(text, "| format | µs | limit |\n|---|---|---|")?;
     for time in &results.silu {

@@ -18,10 +18,9 @@ const CARRYING: [(&str, &str); 6] = [
     ("reduce-scatter", "#7b3f00"),
 ];
 /// Stages that every layer has, each with a pale colour of its own.
-const COMMON: [(&str, &str); 6] = [
+const COMMON: [(&str, &str); 5] = [
     ("router", "#cfe8c6"),
     ("top-k", "#f6e3b4"),
-    ("counts to the host", "#dddddd"),
     ("GEMM: gate and up", "#d6e4f2"),
     ("fused SiLU", "#f4cfe0"),
     ("GEMM: down", "#e3dcf3"),
@@ -91,7 +90,10 @@ pub(super) fn draw(text: &str) -> Result<String> {
     let mut body = String::new();
     let mut y = 24.0;
     let _ = write_text(&mut body, 8.0, y, &title, "font-size=\"14\"");
-    for (title, all) in [("carrying tokens", false), ("the whole layer", true)] {
+    for (title, all) in [
+        ("carrying tokens", false),
+        ("all stages, each of its slowest rank", true),
+    ] {
         y = draw_panel(&mut body, &layers, y + 30.0, title, all);
     }
     y = draw_legend(&mut body, &layers, y + 12.0);
@@ -163,11 +165,11 @@ fn draw_stage(svg: &mut String, stage: &Stage, place: Place) -> std::fmt::Result
 /// Names the colours that were used, those that carry in the first line. Returns where it ends.
 fn draw_legend(svg: &mut String, layers: &[Layer], y: f64) -> f64 {
     let mut y = y;
-    for colours in [CARRYING, COMMON] {
+    for colours in [&CARRYING[..], &COMMON] {
         let mut x = LEFT;
         for (name, colour) in colours {
             let stages = || layers.iter().flat_map(|layer| &layer.stages);
-            if !stages().any(|stage| stage.stage == name) {
+            if !stages().any(|stage| stage.stage == *name) {
                 continue;
             }
             let square =
