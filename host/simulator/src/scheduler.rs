@@ -62,7 +62,7 @@ pub struct World {
     shared: Rc<Shared>,
     lent: Arc<Lent>,
     running: Vec<Running>,
-    /// Indices of the warps that could be resumed last, kept for their memory.
+    /// Indices of the warps that could be resumed in the last step, kept for their memory.
     awake: Vec<usize>,
     queues: Vec<VecDeque<Launch>>,
     lost: Vec<bool>,
