@@ -343,3 +343,31 @@ pub const fn mode_name(mode: CombineMode) -> &'static str {
         CombineMode::Exact => "exact",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    #[test]
+    fn all_parts_are_those_that_the_layout_has() {
+        let wants = |flags: &str, part| {
+            let words = ["bench"].into_iter().chain(flags.split_whitespace());
+            Program::parse_from(words).args.wants(part)
+        };
+        assert!(wants("", Part::Options) && wants("", Part::SkipA2a) && !wants("", Part::Layer));
+        for layout in ["padded", "view"] {
+            let flags = format!("--receive {layout}");
+            assert!(!wants(&flags, Part::Options) && !wants(&flags, Part::SkipA2a));
+            assert!(wants(&flags, Part::Pair));
+            assert!(wants(&format!("{flags} --only options"), Part::Options));
+        }
+    }
+}

@@ -147,7 +147,7 @@ impl<'a> Bench<'a> {
         for (set, problem) in sets.iter().enumerate() {
             session.upload_first(set, problem, tokens)?;
         }
-        if config.receive == ReceiveLayout::Padded {
+        if rig::takes_weights(&config) {
             // All sets get those of the first: values do not change the time.
             let placements = placements(&sets[0], &config, tokens);
             session.give_weights(&sets[0], &placements)?;

@@ -97,7 +97,7 @@ impl MemoryTraffic {
 }
 
 /// Bytes of a row in BF16, as dispatch gets it and combine gives it.
-fn bytes_of_token(shape: &Shape) -> u64 {
+pub(super) fn bytes_of_token(shape: &Shape) -> u64 {
     2 * u64::from(shape.hidden)
 }
 
@@ -110,7 +110,7 @@ fn bytes_of_input(shape: &Shape, given: Given) -> u64 {
 }
 
 /// A token in the format in which it travels: its elements and its scales.
-fn bytes_of_encoded(shape: &Shape) -> u64 {
+pub(super) fn bytes_of_encoded(shape: &Shape) -> u64 {
     let row_scale = match shape.format() {
         TokenFormat::Nvfp4RowScaled(_) => 2,
         _ => 0,

@@ -1,14 +1,14 @@
 //! Cost of each option: the same round without kernels that take options, and with each of them, in turns.
 
 use anyhow::Result;
-use ferry::{Config, TokenFormat};
+use ferry::{Config, Plan};
 use ferry_reference::Problem;
 
 use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
 use super::round::{Bench, Input, sets};
-use crate::formats::{groups, row_bytes};
+use super::traffic::{bytes_of_encoded, bytes_of_token};
 
 /// Number of times that all options are timed. The least of the medians counts.
 const TURNS: usize = 3;
@@ -71,7 +71,9 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Optio
                     *least = [least[0].min(us[0]), least[1].min(us[1])];
                 }
             }
-            let bytes = tokens * (2 * args.hidden + bytes_of_row(format, args.hidden));
+            let plan = Plan::new(&rig.group, args.config(format, mode, tokens))?;
+            let row = bytes_of_token(plan.shape()) + bytes_of_encoded(plan.shape());
+            let bytes = tokens as u64 * row;
             let each = Options::ALL.into_iter().zip(least);
             times.extend(each.map(|(options, us)| OptionsTime {
                 format: format.name(),
@@ -145,13 +147,4 @@ fn time(
     let timed = bench.fused(repeats)?.map(|timed| timed.gpu_us.median);
     bench.close()?;
     Ok(timed)
-}
-
-/// Bytes of a row of dispatch's outputs, with its scales.
-fn bytes_of_row(format: TokenFormat, hidden: usize) -> usize {
-    let scale = match format {
-        TokenFormat::BlockwiseFp8 => 4,
-        _ => 1,
-    };
-    row_bytes(format, hidden) + scale * groups(format, hidden)
 }

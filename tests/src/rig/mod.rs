@@ -47,7 +47,7 @@ pub use {
 pub use {
     inputs::{Return, factors, problem},
     local_rank::LocalRank,
-    session::{Phases, Session, strict},
+    session::{Phases, Session, strict, takes_weights},
     settings::{Settings, Turn},
     tensors::{HALVES, Room, Tensors},
 };

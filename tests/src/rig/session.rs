@@ -137,16 +137,12 @@ impl Session {
         })
     }
 
-    /// Gives the router's weights to all later combines, on the experts' ranks, if the plan's combine is
-    /// given them in any case. Synchronises.
+    /// Gives the router's weights to all later combines, on the experts' ranks. Synchronises.
     pub fn give_weights(
         &mut self,
         problem: &Problem,
         placements: &[Placement],
     ) -> Result<(), Error> {
-        if !takes_weights(&self.settings.config) {
-            return Ok(());
-        }
         let mut ranks = self.ranks.iter_mut();
         ranks.try_for_each(|rank| rank.give_row_weights(problem, &placements[rank.number()]))
     }
@@ -444,7 +440,7 @@ pub fn strict(told: Result<Option<InputFault>, Error>) -> Result<(), Error> {
 }
 
 /// Whether combines of a plan are given weights in any case.
-const fn takes_weights(config: &Config) -> bool {
+pub const fn takes_weights(config: &Config) -> bool {
     matches!(
         (config.receive, config.combine),
         (ReceiveLayout::Padded, CombineMode::Reduced)
