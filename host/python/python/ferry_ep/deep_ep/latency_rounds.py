@@ -84,18 +84,27 @@ class _Round:
         self._seen = [(name, of.shape, of.dtype) for name, of in given.items() if name not in _UNSEEN]
         self._rows, self._made_on = out.rows, made_on
 
-    def hook_of(self, wait: Callable[[], Any], used: tuple[Tensor | None, ...]) -> Callable[[], None]:
-        """Returns the hook that calls ``wait`` on the current stream: once, later calls do nothing. It holds
-        the tensors that its work reads or writes.
+    def hook_of(
+        self,
+        wait: Callable[[], Any],
+        used: tuple[Tensor | None, ...],
+        finish: Callable[[], None] | None = None,
+    ) -> Callable[[], None]:
+        """Returns the hook that calls ``wait``, then ``finish``, on the current stream: once, later calls do
+        nothing. One that failed goes on where it ended. It holds the tensors that its work reads or writes.
         """
+        pending = finish
 
         def hook() -> None:
-            if self.hook is not hook:
-                return
-            self.halves.follow(*used)
-            wait()
-            self.hook = None
-            self.retain()
+            nonlocal pending
+            if self.hook is hook:
+                self.halves.follow(*used)
+                wait()
+                self.hook = None
+                self.retain()
+            if pending is not None:
+                pending()
+                pending = None
 
         self.hook = hook
         return hook
@@ -133,10 +142,15 @@ class LatencyLane(Rounds[_Round]):
             if is_split:
                 communicator.dispatch_async(x, ids)
                 returned = (*(getattr(out, name) for name in TENSORS), *written)
-                hook = opened.hook_of(lambda: finish(communicator.dispatch_wait(out=out)), returned)
+                hook = opened.hook_of(
+                    lambda: communicator.dispatch_wait(out=out), returned, lambda: finish(out)
+                )
             else:
                 communicator.dispatch(x, ids, out=out)
                 finish(out)
+        except BaseException:
+            opened.handle = None
+            raise
         finally:
             if communicator.round in ("dispatch sent", "dispatched"):
                 self._open.append(opened)
@@ -206,9 +220,11 @@ class LatencyLane(Rounds[_Round]):
                 f"{MOST_OPEN} low-latency rounds are under way, and the hook of the oldest was not called: "
                 "call it before this dispatch"
             )
-        self._require_room()
-        self._open.remove(oldest)
+        # A call that failed after it was sent returned no handle: nobody will combine its round.
+        if oldest.handle is not None:
+            self._require_room()
         oldest.communicator.give_up()
+        self._open.remove(oldest)
         oldest.handle = None
         return oldest
 

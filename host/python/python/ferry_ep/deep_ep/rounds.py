@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..communicator import Communicator
-from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
+from ..errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput, ReceivedCounts
 from .events import current_handle
 from .rows import Rows
@@ -134,9 +134,16 @@ class Lane(Rounds[_Round]):
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
         many as come, and it waits for that number. ``again``: the routing of a handle, whose ids these are.
         """
+        if rows is None and ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "
+                "or a handle"
+            )
+        # Before anything is sent, as there may be no memory for it.
+        kept = ids.clone() if again is None else again.ids
         opened = self._acquire(again)
         communicator = opened.communicator
-        counts: ReceivedCounts | None = None
+        counts = None
         try:
             opened.limit(num_sms)
             if rows is not None:
@@ -145,11 +152,7 @@ class Lane(Rounds[_Round]):
                 )
             else:
                 communicator.dispatch_async(x.given, ids, weights)
-                communicator.dispatch_counts()
-                while (counts := communicator.received()) is None:
-                    time.sleep(0)  # other threads of the process go on
-                out = self._outputs(communicator, x, ids, counts.rows)
-                communicator.dispatch_wait(out=out)
+                out, counts = self._receive(communicator, x, ids)
         except BaseException:
             self._put_back(opened, None)
             raise
@@ -158,7 +161,7 @@ class Lane(Rounds[_Round]):
                 experts,
                 x.format,
                 weights is not None,
-                ids.clone(),
+                kept,
                 current_handle(ids.device),
                 out.rows,
                 out.weights,
@@ -240,7 +243,9 @@ class Lane(Rounds[_Round]):
                 return each
         if len(self._all) < MOST_OPEN:
             return self._make()
-        self._require_room()
+        # A call that failed after it was sent returned no handle: nobody will combine its round.
+        if self._open[0].routing is not None:
+            self._require_room()
         return self._give_up(self._open[0])
 
     def _give_up(self, opened: _Round) -> _Round:
@@ -261,6 +266,27 @@ class Lane(Rounds[_Round]):
         x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
         options = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
         self.dispatch(Rows(x, None), routing.ids, None, again=routing, **options)
+
+    def _receive(
+        self, communicator: Communicator, like: Rows, ids: Tensor
+    ) -> tuple[DispatchOutput, ReceivedCounts]:
+        """Waits for the number of rows, allocates outputs for them, and receives. If that fails, as there may
+        be no memory, it receives no row: then the round is whole, and a later dispatch can give it up.
+        """
+        try:
+            communicator.dispatch_counts()
+            while (counts := communicator.received()) is None:
+                time.sleep(0)  # other threads of the process go on
+            out = self._outputs(communicator, like, ids, counts.rows)
+        except BaseException as error:
+            # On the CPU a receipt waits, which whoever interrupts does not want.
+            if ids.is_cuda or isinstance(error, Exception):
+                # The first error says more than one of these.
+                with suppress(Exception):
+                    communicator.dispatch_wait(out=self._outputs(communicator, like, ids, 0))
+            raise
+        communicator.dispatch_wait(out=out)
+        return out, counts
 
     @staticmethod
     def _outputs(communicator: Communicator, like: Rows, ids: Tensor, rows: int) -> Any:
