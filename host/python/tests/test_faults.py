@@ -272,6 +272,8 @@ group.close()
 
 INTERRUPT = """
 import os, signal, tempfile
+# A run in the background may have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 begin = time.monotonic()
 try:
