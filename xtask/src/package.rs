@@ -10,8 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry_build::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, build_all, place};
-use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict};
+use ferry_build::{
+    PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, build, build_all, place,
+};
+use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict, for_one_node};
 use xshell::{Shell, cmd};
 
 use crate::places::Places;
@@ -165,58 +167,54 @@ fn with_members<'a>(manifest: &str, members: impl Iterator<Item = &'a Path>) -> 
     Ok(format!("{before}{start}{}]{after}", members.join(", ")))
 }
 
-/// Builds the kernels for one node into the host library's package. They must have nothing of NVSHMEM, and
-/// the same counted instructions as the kernels built with NVSHMEM, whose digest is committed; the compiler
-/// may order them differently. With `full`, also assembles them and checks the rules.
+/// Writes the kernels for one node into the host library's package: those of the committed digests, without
+/// the kernels that call NVSHMEM. A checkout compiles them without NVSHMEM, to the same counted instructions,
+/// which the compiler may order differently. This is checked for one variant, with `full` for all. With
+/// `full`, also assembles the packaged kernels and checks the rules.
 fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
     let Places { root, target_dir } = places;
     for subfolder in ["options", "rows"] {
         fs::create_dir_all(folder.join(subfolder))?;
     }
-    for (of_node, of_all) in [
-        (Package::NodeKernels, Package::Kernels),
-        (Package::NodeOptions, Package::Options),
-        (Package::NodeRows, Package::Rows),
+    for (of_all, of_node) in [
+        (Package::Kernels, Package::NodeKernels),
+        (Package::Options, Package::NodeOptions),
+        (Package::Rows, Package::NodeRows),
     ] {
-        let of_all = build_all(root, target_dir, of_all)?;
-        let of_node = build_all(root, target_dir, of_node)?;
+        let mut staged = build_all(root, target_dir, of_all)?;
+        for artifact in &mut staged {
+            let name = place(of_node, artifact.variant);
+            let text = for_one_node(&fs::read_to_string(&artifact.ptx_path)?)?;
+            if full || artifact.variant == Variant::Sm90a {
+                let compiled = build(root, target_dir, of_node, artifact.variant)?.ptx_path;
+                require_same_kernels(&fs::read_to_string(compiled)?, &text)
+                    .with_context(|| name.clone())?;
+            }
+            artifact.package = of_node;
+            artifact.ptx_path = folder.join(name);
+            fs::write(&artifact.ptx_path, text)?;
+        }
         if full {
-            let digest = Digest::of(
-                of_node[0].package,
-                CodeGenerator::Stock,
-                &of_node,
-                target_dir,
-            )?;
+            let digest = Digest::of(of_node, CodeGenerator::Stock, &staged, target_dir)?;
             let violations = digest.violations.join("\n");
             ensure!(violations.is_empty(), "{violations}");
-        }
-        for (node, all) in of_node.iter().zip(&of_all) {
-            let [text, with_nvshmem] = [
-                fs::read_to_string(&node.ptx_path)?,
-                fs::read_to_string(&all.ptx_path)?,
-            ];
-            let name = place(node.package, node.variant);
-            require_same_kernels(&text, &with_nvshmem).with_context(|| name.clone())?;
-            fs::write(folder.join(&name), text)?;
         }
     }
     Ok(())
 }
 
-/// Checks kernels for one node against the kernels built with NVSHMEM.
-fn require_same_kernels(text: &str, with_nvshmem: &str) -> Result<()> {
-    if let Some(line) = text
-        .lines()
-        .find(|line| line.to_lowercase().contains("nvshmem"))
-    {
+/// Checks kernels that were compiled without NVSHMEM against those taken out of a build with it.
+fn require_same_kernels(compiled: &str, taken: &str) -> Result<()> {
+    let mut lines = compiled.lines().chain(taken.lines());
+    if let Some(line) = lines.find(|line| line.to_lowercase().contains("nvshmem")) {
         bail!("it mentions NVSHMEM: {line}");
     }
-    let comparison = Comparison::of(text, with_nvshmem)?;
+    let comparison = Comparison::of(compiled, taken)?;
     let kernels = comparison
         .parts
         .iter()
         .filter(|part| part.name.starts_with("ferry_"));
-    for kernel in kernels.filter(|kernel| !kernel.name.ends_with("_shmem")) {
+    for kernel in kernels {
         let is_there = !matches!(kernel.verdict, Verdict::OnlyBefore | Verdict::OnlyAfter);
         ensure!(
             is_there && kernel.counts.is_empty(),
@@ -254,14 +252,13 @@ mod tests {
             "{head}{}",
             kernel("ferry_dispatch", "ld.global.u32 \t%r1, [%rd1];")
         );
-        let all = format!("{node}{}", kernel("ferry_dispatch_shmem", "nop;"));
-        require_same_kernels(&node, &all).unwrap();
+        require_same_kernels(&node, &node).unwrap();
         let text = |outcome: Result<()>| outcome.unwrap_err().to_string();
-        let other = all.replace("ld.global.u32", "ld.global.u64");
+        let other = node.replace("ld.global.u32", "ld.global.u64");
         let found = text(require_same_kernels(&node, &other));
         assert!(found.contains("ferry_dispatch has other"), "{found}");
         let with = format!("{node}.global .u32 nvshmemi_device_state_d;\n");
-        let found = text(require_same_kernels(&with, &all));
+        let found = text(require_same_kernels(&with, &node));
         assert!(found.contains("nvshmemi_device_state_d"), "{found}");
     }
 }
