@@ -43,7 +43,8 @@ mod handle;
 pub mod kernels;
 pub mod local_ranks;
 #[cfg(test)]
-#[path = "../../tests/noted/mod.rs"]
+#[allow(dead_code, reason = "tests here use a part of it")]
+#[path = "../../tests/suite/noted/mod.rs"]
 mod noted;
 pub mod plan;
 pub mod pointers;

@@ -1,0 +1,490 @@
+//! Calls for all ranks of a process.
+
+use std::sync::Arc;
+
+use crate::noted::{self, Notes, empty_tensors, group_of, memory};
+use crate::support::{self, STREAM, TOKENS, Tensors, two_ranks};
+use ferry::device::{Args, FaultPage};
+use ferry::error::LocalRanksError;
+use ferry::*;
+
+/// Two ranks that are only noted.
+fn noted_pair(notes: &Arc<Notes>) -> Vec<Communicator> {
+    let group = group_of(notes);
+    let plan = Plan::new(&group, noted::config()).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
+    notes.take();
+    ranks
+}
+
+fn all_local() -> Arc<Notes> {
+    Arc::new(Notes {
+        all_local: true,
+        ..Notes::default()
+    })
+}
+
+/// Arguments of every call of a pair.
+struct Given {
+    streams: [Stream; 2],
+    inputs: [DispatchInput; 2],
+    outputs: [DispatchOutput; 2],
+    rows: [CombineInput; 2],
+    combined: [CombineOutput; 2],
+}
+
+fn given(ranks: &[Communicator]) -> Given {
+    let (input, output) = empty_tensors(&ranks[0]);
+    let combined =
+        CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
+    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
+    let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
+    Given {
+        streams,
+        inputs: [input; 2],
+        outputs: [output; 2],
+        rows: [CombineInput::new(output.tokens.unwrap()); 2],
+        combined: [combined; 2],
+    }
+}
+
+fn close(ranks: Vec<Communicator>) {
+    ranks.into_iter().for_each(|rank| rank.close().unwrap());
+}
+
+/// A dispatch, as kernel, rank and stream of each launch.
+fn launched(notes: &Notes) -> Vec<(&'static str, u32, Stream)> {
+    let launches = std::mem::take(&mut *notes.launches.lock().unwrap());
+    let each = launches.iter().map(|launch| {
+        let rank = match launch.args {
+            Args::Dispatch(with) => with.args.common.rank(),
+            Args::Combine(with) => with.args.common.rank(),
+            Args::Counts(args) => args.common.rank(),
+            Args::GiveUp(args) => args.common.rank(),
+            Args::Silu(_) => panic!("a kernel that nobody asked for"),
+        };
+        (launch.kernel.name(), rank.0, launch.stream)
+    });
+    each.collect()
+}
+
+#[test]
+fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
+    Communicator::dispatch_counts_all(&mut ranks, &g.streams).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
+    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
+    let kernels = [
+        "dispatch",
+        "combine",
+        "dispatch_async",
+        "dispatch_counts",
+        "dispatch_wait",
+        "combine_async",
+        "combine_wait",
+        "dispatch",
+        "give_up",
+    ];
+    assert_eq!(notes.take(), kernels.map(|name| [name; 2]).concat());
+    let each = kernels.map(|name| [(name, 0, g.streams[0]), (name, 1, g.streams[1])]);
+    assert_eq!(launched(&notes), each.concat());
+    close(ranks);
+}
+
+#[test]
+fn as_many_values_as_ranks_or_both_numbers_are_named() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let says = |result: Result<(), Error>, wanted: (&str, usize)| match result {
+        Err(Error::LocalRanks(LocalRanksError::Count {
+            argument,
+            given,
+            local,
+        })) => assert_eq!(((argument, given), local), (wanted, vec![0, 1])),
+        other => panic!("{other:?}; wanted {wanted:?}"),
+    };
+    let three = [g.inputs[0]; 3];
+    says(
+        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs),
+        ("inputs", 3),
+    );
+    says(
+        Communicator::dispatch_all(&mut ranks, &g.streams[..1], &g.inputs, &g.outputs),
+        ("streams", 1),
+    );
+    says(
+        Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &[]),
+        ("outputs", 0),
+    );
+    says(
+        Communicator::dispatch_async_all(&mut ranks, &g.streams, &three),
+        ("inputs", 3),
+    );
+    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
+    says(
+        Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs[1..]),
+        ("outputs", 1),
+    );
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
+    says(
+        Communicator::combine_all(&mut ranks, &g.streams, &g.rows[..1], &g.combined),
+        ("inputs", 1),
+    );
+    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    says(
+        Communicator::combine_wait_all(&mut ranks, &[g.streams[0]; 4]),
+        ("streams", 4),
+    );
+    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    says(
+        Communicator::give_up_all(&mut ranks, &g.streams[..1]),
+        ("streams", 1),
+    );
+    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
+    let refused =
+        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "3 inputs were given, but the call is for 2 ranks, [0, 1], and takes one for each"
+    );
+    close(ranks);
+}
+
+/// Checks that a call was refused because of rank 1, and returns the reason.
+fn of_rank_1(result: Result<(), Error>) -> Error {
+    match result.err() {
+        Some(Error::LocalRanks(LocalRanksError::Refused {
+            rank: Rank(1),
+            source,
+        })) => *source,
+        other => panic!("not refused because of rank 1: {other:?}"),
+    }
+}
+
+#[test]
+fn where_a_check_of_one_rank_fails_nothing_is_launched() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let mut inputs = g.inputs;
+    inputs[1].x.dims[0] = 5;
+    let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &inputs, &g.outputs);
+    let text = refused.as_ref().unwrap_err().to_string();
+    assert!(
+        text.starts_with("rank 1: 5 tokens given") && text.ends_with("launched on any rank"),
+        "{text}"
+    );
+    let refused = of_rank_1(refused);
+    assert!(
+        matches!(refused, Error::TooManyTokens { given: 5, max: 4 }),
+        "{refused}"
+    );
+    let refused = of_rank_1(Communicator::dispatch_async_all(
+        &mut ranks, &g.streams, &inputs,
+    ));
+    assert!(matches!(refused, Error::TooManyTokens { .. }), "{refused}");
+
+    // A stream without room is found before rank 0 is launched, too.
+    *notes.green.lock().unwrap() = vec![(g.streams[1], 3)];
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
+    assert!(
+        matches!(
+            refused,
+            Error::GreenContext {
+                multiprocessors: 3,
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    notes.green.lock().unwrap().clear();
+
+    let mut rows = g.rows;
+    rows[1].expert_rows.dims[0] = 7;
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    assert_eq!(notes.take(), ["dispatch"; 2]);
+    let refused = of_rank_1(Communicator::combine_all(
+        &mut ranks,
+        &g.streams,
+        &rows,
+        &g.combined,
+    ));
+    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    let refused = of_rank_1(Communicator::combine_async_all(
+        &mut ranks,
+        &g.streams,
+        &rows,
+        &g.combined,
+    ));
+    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    assert_eq!(notes.take(), [""; 0]);
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    assert_eq!(notes.take(), ["combine"; 2]);
+    assert!(ranks.iter().all(|rank| rank.round() == Round::Idle));
+    close(ranks);
+}
+
+#[test]
+fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    *notes.graph.lock().unwrap() = Some(Vec::new());
+    let mut inputs = g.inputs;
+    inputs[1].x.dims[0] = 5;
+    of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &inputs, &g.outputs,
+    ));
+    assert_eq!(notes.graph.lock().unwrap().as_ref().map(Vec::len), Some(0));
+    close(ranks);
+}
+
+#[test]
+fn a_rank_that_gave_up_keeps_all_from_being_launched() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    // Rank 0 was checked before the fault came, and is not checked again.
+    *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
+    ranks[1].check().unwrap_err();
+    *notes.page.lock().unwrap() = FaultPage::default();
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
+    assert!(
+        matches!(refused, Error::Poisoned(fault) if fault == noted::timeout()),
+        "{refused}"
+    );
+    assert!(launched(&notes).is_empty());
+    assert_eq!(ranks[0].check().unwrap(), None);
+    close(ranks);
+}
+
+#[test]
+fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
+    {
+        let (failing, kept) = (1, 1);
+        let notes = all_local();
+        let mut ranks = noted_pair(&notes);
+        let g = given(&ranks);
+        *notes.refused_launch.lock().unwrap() = Some(failing);
+        let refused =
+            Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap_err();
+        let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
+            panic!("{refused}")
+        };
+        assert_eq!(rank.0 as usize, failing);
+        assert!(matches!(*source, Error::GroupClosed), "{source}");
+        assert_eq!(launched(&notes).len(), kept);
+        *notes.refused_launch.lock().unwrap() = None;
+        let is_poisoned = |error: &Error| {
+            let Error::LocalRanks(LocalRanksError::Poisoned { rank }) = error else {
+                return false;
+            };
+            rank.0 as usize == failing
+        };
+        for rank in ranks.iter_mut() {
+            assert!(is_poisoned(&rank.check().unwrap_err()));
+            assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));
+            let refused = rank.dispatch(STREAM, &g.inputs[0], &g.outputs[0]);
+            assert!(is_poisoned(&refused.unwrap_err()));
+        }
+        let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs);
+        assert!(matches!(
+            refused,
+            Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
+        ));
+        assert!(launched(&notes).is_empty());
+        close(ranks);
+    }
+}
+
+#[test]
+fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    let of_rank_0 = |refused: Result<(), Error>| {
+        let Err(Error::LocalRanks(LocalRanksError::Refused { rank, source })) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(rank, Rank(0));
+        assert!(matches!(*source, Error::GroupClosed), "{source}");
+        assert!(launched(&notes).is_empty());
+    };
+    *notes.refused_launch.lock().unwrap() = Some(0);
+    of_rank_0(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
+    *notes.refused_launch.lock().unwrap() = None;
+    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    assert_eq!(launched(&notes).len(), 2);
+
+    *notes.refused_launch.lock().unwrap() = Some(0);
+    of_rank_0(Communicator::combine_all(
+        &mut ranks,
+        &g.streams,
+        &g.rows,
+        &g.combined,
+    ));
+    *notes.refused_launch.lock().unwrap() = None;
+    ranks
+        .iter()
+        .for_each(|rank| assert!(rank.check().unwrap().is_none()));
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    close(ranks);
+}
+
+#[test]
+fn ranks_at_different_points_are_named() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    ranks[1].dispatch_async(g.streams[1], &g.inputs[1]).unwrap();
+    let refused = of_rank_1(Communicator::dispatch_all(
+        &mut ranks, &g.streams, &g.inputs, &g.outputs,
+    ));
+    assert!(
+        matches!(
+            refused,
+            Error::WrongOrder {
+                call: "dispatch",
+                rank: Rank(1),
+                open: Round::DispatchSent
+            }
+        ),
+        "{refused}"
+    );
+    let refused = Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "rank 0: dispatch_wait is out of order: no round is open; dispatch or dispatch_async comes next; \
+         nothing was launched on any rank"
+    );
+    assert_eq!(launched(&notes), [("dispatch_async", 1, g.streams[1])]);
+    ranks[0].dispatch_async(g.streams[0], &g.inputs[0]).unwrap();
+    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    close(ranks);
+}
+
+#[test]
+fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
+    let notes = all_local();
+    let group = group_of(&notes);
+    let plan = Plan::new(&group, noted::config()).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
+    let mut others = Communicator::new(&group, &plan).unwrap();
+    let g = given(&ranks);
+    notes.take();
+    let dispatch = |ranks: &mut [Communicator]| {
+        let count = ranks.len();
+        Communicator::dispatch_all(
+            ranks,
+            &g.streams[..count],
+            &g.inputs[..count],
+            &g.outputs[..count],
+        )
+    };
+    let refused = |ranks: &mut [Communicator]| dispatch(ranks).unwrap_err().to_string();
+    assert_eq!(
+        refused(&mut ranks[..1]),
+        "rank 1 is missing: ranks [0] were given, but the call is for all ranks of this process"
+    );
+    assert_eq!(
+        refused(&mut ranks[1..]),
+        "rank 0 is missing: ranks [1] were given, but the call is for all ranks of this process"
+    );
+    assert_eq!(
+        refused(&mut []),
+        "no communicators were given; the call is for all ranks of this process"
+    );
+    std::mem::swap(&mut ranks[1], &mut others[1]);
+    assert_eq!(
+        refused(&mut ranks),
+        "rank 1 is of another communicator than rank 0, which is given first; pass ranks that were made \
+         together"
+    );
+    std::mem::swap(&mut ranks[1], &mut others[1]);
+    assert_eq!(notes.take(), [""; 0]);
+    ranks.reverse();
+    dispatch(&mut ranks).unwrap();
+    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    assert_eq!(
+        launched(&notes),
+        [
+            ("dispatch", 1, g.streams[0]),
+            ("dispatch", 0, g.streams[1]),
+            ("combine", 1, g.streams[0]),
+            ("combine", 0, g.streams[1])
+        ]
+    );
+    close(others);
+    // One that was closed is missing, too.
+    let last = ranks.pop().unwrap();
+    last.close().unwrap();
+    assert!(refused(&mut ranks).starts_with("rank 0 is missing"));
+    close(ranks);
+}
+
+/// Rounds in the simulator, fused and split, compared with numbers computed by hand.
+#[test]
+fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
+    for (seed, split, mode) in [
+        (1, false, CombineMode::Reduced),
+        (2, true, CombineMode::Reduced),
+        (3, false, CombineMode::Exact),
+        (4, true, CombineMode::Exact),
+    ] {
+        let config = Config {
+            combine: mode,
+            ..support::config()
+        };
+        let (mut ranks, tensors) = two_ranks(seed, config);
+        let apart = mode == CombineMode::Exact;
+        let streams = [STREAM; 2];
+        let inputs: Vec<_> = tensors.iter().map(|t| t.input).collect();
+        let outputs: Vec<_> = tensors.iter().map(|t| t.output).collect();
+        let rows: Vec<_> = tensors.iter().map(|t| t.combine_input(None)).collect();
+        let combined: Vec<_> = tensors.iter().map(|t| t.combine_output(apart)).collect();
+        for _ in 0..3 {
+            if split {
+                Communicator::dispatch_async_all(&mut ranks, &streams, &inputs).unwrap();
+                Communicator::dispatch_wait_all(&mut ranks, &streams, &outputs).unwrap();
+            } else {
+                Communicator::dispatch_all(&mut ranks, &streams, &inputs, &outputs).unwrap();
+            }
+            let each = |of: &dyn Fn(&Tensors, &Communicator)| {
+                for (t, rank) in tensors.iter().zip(&ranks) {
+                    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                    of(t, rank);
+                }
+            };
+            each(&|t, rank| t.answer(rank));
+            if split {
+                Communicator::combine_async_all(&mut ranks, &streams, &rows, &combined).unwrap();
+                Communicator::combine_wait_all(&mut ranks, &streams).unwrap();
+            } else {
+                Communicator::combine_all(&mut ranks, &streams, &rows, &combined).unwrap();
+            }
+            for (t, rank) in tensors.iter().zip(&ranks) {
+                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                t.compare(rank, apart);
+            }
+        }
+        assert_eq!(ranks.iter().len(), TOKENS.len());
+        close(ranks);
+    }
+}

@@ -1,0 +1,25 @@
+//! All tests of the rig, the programs and the kernels' protocol, in one program: to link each file apart takes
+//! longer than most of them run.
+
+mod aligned;
+mod counts;
+mod damaged;
+mod decoded;
+mod demo;
+mod epilogue;
+mod exact;
+mod explain;
+mod faults;
+mod given_up;
+mod gpu_suite;
+mod local;
+mod many_ranks;
+mod out_of_turn;
+mod overflow;
+mod padded;
+mod pass_through;
+mod patience;
+mod replay;
+mod rows;
+mod silu;
+mod simulated;
