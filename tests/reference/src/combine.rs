@@ -1,11 +1,11 @@
 //! Results of a combine on every rank.
 
 use std::ops::Range;
-use std::thread::ScopedJoinHandle;
 
 use half::bf16;
 
 use crate::problem::{Problem, rows_of_ranks};
+use crate::threads;
 
 /// Way in which the rows of one token become its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,24 +75,16 @@ pub fn combine(problem: &Problem, expert_rows: &[Vec<bf16>], mode: CombineMode) 
         }
         result
     };
-    std::thread::scope(|scope| {
-        let spawn_source = |source: usize| -> Vec<_> {
-            let tokens = problem.inputs[source].tokens;
-            let firsts = (0..tokens).step_by(TOKENS_OF_THREAD);
-            let ranges = firsts.map(|first| first..tokens.min(first + TOKENS_OF_THREAD));
-            ranges
-                .map(|tokens| scope.spawn(move || combine_some(source, tokens)))
-                .collect()
-        };
-        let sources: Vec<_> = (0..problem.ranks).map(spawn_source).collect();
-        let join = |threads: Vec<ScopedJoinHandle<'_, Vec<bf16>>>| {
-            let parts = threads.into_iter().map(ScopedJoinHandle::join);
-            parts
-                .flat_map(|part| part.expect("a thread of a rank panicked"))
-                .collect()
-        };
-        sources.into_iter().map(join).collect()
-    })
+    let combine_source = |source: usize| -> Vec<bf16> {
+        let tokens = problem.inputs[source].tokens;
+        let firsts = (0..tokens).step_by(TOKENS_OF_THREAD);
+        let ranges = firsts.map(|first| first..tokens.min(first + TOKENS_OF_THREAD));
+        let parts: Vec<_> = threads::each(ranges, problem.elements(), |tokens| {
+            combine_some(source, tokens)
+        });
+        parts.concat()
+    };
+    threads::each(0..problem.ranks, problem.elements(), combine_source)
 }
 
 /// Finds the row of every slot of every source rank.
@@ -158,21 +150,11 @@ pub(crate) fn sums(
             CombineMode::Unreduced => panic!("rows are not summed"),
         }
     };
-    let tokens = problem.inputs.iter().map(|input| input.tokens);
-    let of_source = |source, tokens| -> Vec<f32> {
-        let tokens = 0..tokens;
-        tokens.flat_map(|token| sum(source, token)).collect()
-    };
-    std::thread::scope(|scope| {
-        let of_source = &of_source;
-        let threads: Vec<_> = tokens
-            .enumerate()
-            .map(|(source, tokens)| scope.spawn(move || of_source(source, tokens)))
-            .collect();
-        let join = |thread: ScopedJoinHandle<'_, Vec<f32>>| {
-            thread.join().expect("a thread of a rank panicked")
-        };
-        threads.into_iter().map(join).collect()
+    threads::each(0..problem.ranks, problem.elements(), |source| {
+        let tokens = 0..problem.inputs[source].tokens;
+        tokens
+            .flat_map(|token| sum(source, token))
+            .collect::<Vec<_>>()
     })
 }
 

@@ -6,6 +6,7 @@ use half::bf16;
 
 use crate::combine::round_to_bf16;
 use crate::problem::{Problem, Row, rows_of_ranks};
+use crate::threads;
 
 /// One rank's outputs of a dispatch. `rows` is the number of top-k slots of
 /// all ranks that name one of its experts.
@@ -35,15 +36,8 @@ pub struct Dispatched {
 pub fn dispatch(problem: &Problem) -> Vec<Dispatched> {
     problem.assert_valid();
     let rows_of_ranks = rows_of_ranks(problem);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = rows_of_ranks
-            .iter()
-            .map(|rows| scope.spawn(|| dispatch_to_one(problem, rows)))
-            .collect();
-        ranks
-            .into_iter()
-            .map(|rank| rank.join().expect("the thread of a rank panicked"))
-            .collect()
+    threads::each(&rows_of_ranks, problem.elements(), |rows| {
+        dispatch_to_one(problem, rows)
     })
 }
 
@@ -162,15 +156,7 @@ pub fn apply_expert_scale(
         }
         scaled
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..problem.ranks)
-            .map(|rank| scope.spawn(move || scale_one(rank)))
-            .collect();
-        ranks
-            .into_iter()
-            .map(|rank| rank.join().expect("the thread of a rank panicked"))
-            .collect()
-    })
+    threads::each(0..problem.ranks, problem.elements(), scale_one)
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! Results of a combine with options, bit for bit.
 
-use std::thread::ScopedJoinHandle;
-
 use half::bf16;
 
 use crate::combine::{self, CombineMode, round_to_bf16};
 use crate::problem::Problem;
+use crate::threads;
 
 /// Element type of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,14 +113,7 @@ pub fn combine_with(
     assert_eq!(finish.len(), problem.ranks, "finish: one per rank");
     let sums = combine::sums(problem, expert_rows, row_weights, mode);
     let finish_one = |(sums, finish): (Vec<f32>, &Finish)| finish.bytes(problem.hidden, sums);
-    std::thread::scope(|scope| {
-        let each = sums.into_iter().zip(finish);
-        let threads: Vec<_> = each
-            .map(|of_rank| scope.spawn(move || finish_one(of_rank)))
-            .collect();
-        let join = |thread: ScopedJoinHandle<'_, Vec<u8>>| thread.join().expect("no panic");
-        threads.into_iter().map(join).collect()
-    })
+    threads::each(sums.into_iter().zip(finish), problem.elements(), finish_one)
 }
 
 /// Rounds to the nearest half-precision number, ties to even: counts units in the last place, exactly in

@@ -48,6 +48,7 @@ pub mod scale_layout;
 #[cfg(test)]
 mod testing;
 pub mod text;
+pub mod threads;
 pub mod workload;
 
 pub use aligned::{AlignedRows, Room, align};

@@ -122,6 +122,11 @@ pub(crate) fn check_sizes(
 }
 
 impl Problem {
+    /// Elements of all ranks' tokens.
+    pub fn elements(&self) -> usize {
+        self.inputs.iter().map(|input| input.x.len()).sum()
+    }
+
     /// Number of experts on each rank.
     pub fn local_experts(&self) -> usize {
         self.experts / self.ranks

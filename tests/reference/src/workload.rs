@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::problem::{Problem, ProblemError, RankInput, check_sizes};
 use crate::random::{Purpose, stream};
+use crate::threads;
 
 /// Choice of experts by tokens.
 ///
@@ -75,15 +76,9 @@ pub fn generate(spec: WorkloadSpec) -> Problem {
         panic!("not a valid workload: {error}");
     }
     let router = Router::new(&spec);
-    let inputs = std::thread::scope(|scope| {
-        let (spec, router) = (&spec, &router);
-        let ranks: Vec<_> = (0..spec.ranks)
-            .map(|rank| scope.spawn(move || generate_rank(spec, router, rank)))
-            .collect();
-        ranks
-            .into_iter()
-            .map(|rank| rank.join().expect("the thread of a rank panicked"))
-            .collect()
+    let elements = spec.tokens.iter().sum::<usize>() * spec.hidden;
+    let inputs = threads::each(0..spec.ranks, elements, |rank| {
+        generate_rank(&spec, &router, rank)
     });
     Problem {
         ranks: spec.ranks,

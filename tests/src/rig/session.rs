@@ -2,14 +2,13 @@
 
 use std::hint::spin_loop;
 use std::ops::Range;
-use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use ferry::{
     Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, Plan,
     ReceiveLayout, ReceivedCounts, Round, Stream, TokenFormat,
 };
-use ferry_reference::{Problem, bf16};
+use ferry_reference::{Problem, bf16, threads};
 
 use super::local_rank::LocalRank;
 use super::settings::{Settings, Turn};
@@ -110,19 +109,28 @@ impl Session {
         Ok(outputs)
     }
 
+    /// Most elements of all local ranks' tokens.
+    const fn elements(&self) -> usize {
+        let config = &self.settings.config;
+        self.ranks.len() * config.max_tokens_per_rank * config.hidden
+    }
+
     /// Runs the stand-in for the experts on all local ranks, whose dispatches have ended: see
     /// [`round`](Self::round). Synchronises.
     pub fn run_experts(&mut self, problem: &Problem, scale: &[f32]) -> Result<(), Error> {
+        let elements = self.elements();
         let config = &self.settings.config;
         if config.receive.keeps_rows() {
             let mut ranks = self.ranks.iter_mut().zip(&self.communicators);
             ranks.try_for_each(|(rank, own)| rank.note_view(own))?;
-            return in_threads(&mut self.ranks, |rank| rank.answer_rows(problem, scale));
+            return threads::each(&mut self.ranks, elements, |rank| {
+                rank.answer_rows(problem, scale)
+            });
         }
         let shared = config.shared_expert.then_some(self.shared_factor);
         let placements = Placement::of_config(problem, config, self.shared_factor);
         let (format, late_weights) = (config.format, self.late_weights);
-        in_threads(&mut self.ranks, |rank| {
+        threads::each(&mut self.ranks, elements, |rank| {
             let placement = &placements[rank.number()];
             // Rows of other formats go through a matrix multiplication first.
             if format == TokenFormat::Bf16 {
@@ -388,7 +396,7 @@ impl Session {
     /// Downloads all local ranks' outputs after a [first](Turn::FIRST) round. Synchronises, but not with the
     /// ranks' streams.
     pub fn outputs(&self) -> Result<Vec<RankOutputs>, Error> {
-        in_threads(&self.ranks, LocalRank::outputs)
+        threads::each(&self.ranks, self.elements(), LocalRank::outputs)
     }
 
     /// Closes after a rank gave up: the others first enqueue the rest of an open round, which ends when they
@@ -415,20 +423,6 @@ impl Session {
         }
         Ok(Communicator::close_all(self.communicators)?)
     }
-}
-
-/// Does the same for each rank in a thread of its own: large tensors take the host seconds.
-fn in_threads<Rank: Send, Of: Send, All: FromIterator<Of>>(
-    ranks: impl IntoIterator<Item = Rank>,
-    work: impl Fn(Rank) -> Result<Of, Error> + Sync,
-) -> Result<All, Error> {
-    thread::scope(|scope| {
-        let ranks = ranks.into_iter();
-        let threads: Vec<_> = ranks.map(|rank| scope.spawn(|| work(rank))).collect();
-        let join =
-            |thread: ScopedJoinHandle<'_, _>| thread.join().expect("no panic in a rank's thread");
-        threads.into_iter().map(join).collect()
-    })
 }
 
 /// Makes an error of every fault, an input's too.

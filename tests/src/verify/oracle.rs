@@ -1,11 +1,9 @@
 //! Oracle's outcome of a problem, and the comparison.
 
-use std::thread::ScopedJoinHandle;
-
 use ferry::{CombineMode, TokenFormat};
 use ferry_reference::{
     AlignedRows, Finish, Problem, RankInput, SharedRows, apply_expert_scale, bf16, combine,
-    combine_with, dispatch,
+    combine_with, dispatch, threads,
 };
 
 use super::compared::Compared;
@@ -151,15 +149,7 @@ impl Oracle {
                 })
             }
         };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = outputs
-                .iter()
-                .map(|output| scope.spawn(|| verify(output)))
-                .collect();
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().expect("no panic while comparing"))
-        })
+        threads::each(outputs, self.sample.elements(), verify)
     }
 
     /// Compares what a dispatch left on a rank in outputs that were full of [`POISON`]: as much as they hold.
@@ -292,27 +282,16 @@ fn select(problem: &Problem, input: &RankInput, tokens: &[usize]) -> RankInput {
 fn encode(problem: &Problem, format: TokenFormat, compared: Compared) -> Vec<Vec<Encoded>> {
     let hidden = problem.hidden;
     let given = compared.given.in_format(format, hidden);
-    let threads = std::thread::available_parallelism().map_or(4, |count| count.get());
-    let encode = move |x: &[bf16]| -> Vec<Encoded> {
-        let rows = x.chunks(hidden);
-        rows.map(|row| given.arrives(format, row, compared.input_scale))
-            .collect()
+    let cores = std::thread::available_parallelism().map_or(4, |count| count.get());
+    let of_rank = |input: &RankInput| -> Vec<Encoded> {
+        let share = input.tokens.div_ceil(cores.div_ceil(problem.ranks));
+        let shares = input.x.chunks(hidden * share.max(1));
+        let encoded: Vec<Vec<_>> = threads::each(shares, input.x.len(), |x| {
+            let rows = x.chunks(hidden);
+            rows.map(|row| given.arrives(format, row, compared.input_scale))
+                .collect()
+        });
+        encoded.into_iter().flatten().collect()
     };
-    std::thread::scope(|scope| {
-        let inputs = problem.inputs.iter();
-        let ranks: Vec<Vec<_>> = inputs
-            .map(|input| {
-                let share = input.tokens.div_ceil(threads.div_ceil(problem.ranks));
-                let shares = input.x.chunks(hidden * share.max(1));
-                shares.map(|x| scope.spawn(move || encode(x))).collect()
-            })
-            .collect();
-        let join = |thread: ScopedJoinHandle<'_, Vec<Encoded>>| {
-            thread.join().expect("no panic while encoding")
-        };
-        ranks
-            .into_iter()
-            .map(|shares| shares.into_iter().flat_map(join).collect())
-            .collect()
-    })
+    threads::each(&problem.inputs, problem.elements(), of_rank)
 }
