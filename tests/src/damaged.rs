@@ -13,7 +13,7 @@ use ferry::simulator::Options;
 use ferry::{Config, Error, Group};
 use ferry_layout::Window;
 
-use crate::rig::{Case, Dice, HALVES, Session, any_case, inline_case, some_keep_rows};
+use ferry_rig::{Case, Dice, HALVES, Session, any_case, inline_case, some_keep_rows};
 use guarded::GuardedGroup;
 use words::Damage;
 

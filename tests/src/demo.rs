@@ -12,9 +12,9 @@ use ferry_reference::{Problem, bf16};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::rig::{Phases, Session, Settings};
 use crate::sharing;
-use crate::verify::{Compared, Contents, Mismatch, Oracle, RankOutputs};
+use ferry_rig::verify::{Compared, Contents, Mismatch, Oracle, RankOutputs};
+use ferry_rig::{Phases, Session, Settings};
 
 /// Text that is carried if none is given.
 const README: &str = include_str!("../../README.md");

@@ -8,7 +8,6 @@ pub mod damaged;
 pub mod demo;
 #[cfg(feature = "suites")]
 pub mod explain;
-pub mod formats;
 #[cfg(feature = "suites")]
 pub mod gpu;
 pub mod group;
@@ -19,7 +18,6 @@ mod mpi_bootstrap;
 pub mod probes;
 #[cfg(feature = "suites")]
 pub mod replay;
-pub mod rig;
 #[cfg(feature = "suites")]
 pub mod rows;
 pub mod sharing;
@@ -27,4 +25,3 @@ pub mod sharing;
 pub mod silu;
 #[cfg(feature = "suites")]
 pub mod soak;
-pub mod verify;

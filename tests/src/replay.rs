@@ -15,12 +15,12 @@ use anyhow::{Context, Result, bail, ensure};
 use ferry::ReceiveLayout;
 use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
 
-use crate::formats;
-use crate::formats::given::Strides;
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
-use crate::rig::{GroupFlags, Places, Session, Settings};
 use crate::sharing;
+use ferry_rig::formats;
+use ferry_rig::formats::given::Strides;
+use ferry_rig::{GroupFlags, Places, Session, Settings};
 use file::{Given, read, require_same, serialize, tensors, write};
 use stored::Tensors;
 

@@ -8,9 +8,9 @@ use ferry::{
 };
 use ferry_reference::{bf16, fp8};
 
-use crate::formats::{self, Images, Layout, Place};
-use crate::rig::Dice;
-use crate::verify::POISON;
+use ferry_rig::Dice;
+use ferry_rig::formats::{self, Images, Layout, Place};
+use ferry_rig::verify::POISON;
 
 /// A clamped activation's `alpha` and limit.
 #[derive(Clone, Copy, Debug)]

@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_wrong_case_is_told_with_its_parameters() {
-        let why = crate::rig::caught(|| panic!("tokens differ: {}", 7)).unwrap_err();
+        let why = ferry_rig::caught(|| panic!("tokens differ: {}", 7)).unwrap_err();
         assert_eq!(why, "tokens differ: 7");
     }
 

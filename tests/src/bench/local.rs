@@ -9,8 +9,8 @@ use ferry_reference::{Problem, share_of};
 use super::options::BenchArgs;
 use super::record::Limits;
 use super::rig::{Repeats, Rig, Stage};
-use crate::formats::Layout;
-use crate::rig::{self, Session, Settings, Turn};
+use ferry_rig::formats::Layout;
+use ferry_rig::{Session, Settings, Turn};
 
 /// A round's times, in microseconds.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -47,7 +47,7 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Local
     let mut times = Vec::new();
     for &tokens in &args.tokens {
         let sizes = [args.experts, args.top_k, args.hidden];
-        let all = rig::problem(vec![tokens], sizes, Routing::Uniform, args.seed);
+        let all = ferry_rig::problem(vec![tokens], sizes, Routing::Uniform, args.seed);
         let problem = share_of(&all, share_of_ranks, 0);
         let mut formats: Vec<_> = args.kinds().into_iter().map(|(format, _)| format).collect();
         formats.dedup();

@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
-use crate::formats::given::{Given, Strides};
 use crate::group::GroupArgs;
 use crate::kernel_files::KernelFiles;
-use crate::rig::{GroupFlags, Places};
+use ferry_rig::formats::given::{Given, Strides};
+use ferry_rig::{GroupFlags, Places};
 
 /// Exponent of Zipf's law: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;

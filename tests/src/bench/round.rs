@@ -10,12 +10,12 @@ use super::options::BenchArgs;
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::{MemoryTraffic, Traffic};
 use super::with_options::Options;
-use crate::formats::{
+use ferry_rig::formats::{
     self,
     given::{Given, Strides},
 };
-use crate::rig::{self, Graphs, Session, Settings, Turn};
-use crate::verify::{Compared, Groups, Placement, largest};
+use ferry_rig::verify::{Compared, Groups, Placement, largest};
+use ferry_rig::{Graphs, Session, Settings, Turn};
 
 /// Problems that the calls rotate through, so that each finds new data.
 const SETS: usize = 4;
@@ -30,7 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub fn sets(ranks: usize, args: &BenchArgs) -> Vec<Problem> {
     let most = args.tokens.last().copied().unwrap_or(0);
     let problem = |set| {
-        rig::problem(
+        ferry_rig::problem(
             vec![most; ranks],
             [args.experts, args.top_k, args.hidden],
             args.routing.routing(),
@@ -147,7 +147,7 @@ impl<'a> Bench<'a> {
         for (set, problem) in sets.iter().enumerate() {
             session.upload_first(set, problem, tokens)?;
         }
-        if rig::takes_weights(&config) {
+        if ferry_rig::takes_weights(&config) {
             // All sets get those of the first: values do not change the time.
             let placements = placements(&sets[0], &config, tokens);
             session.give_weights(&sets[0], &placements)?;

@@ -17,9 +17,9 @@ use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
 use super::{predict, with_options};
-use crate::formats::given::Given;
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::sharing;
+use ferry_rig::formats::given::Given;
 
 /// Figures that the rounds are set beside.
 #[derive(Default)]

@@ -4,8 +4,8 @@ use anyhow::Result;
 use ferry::{Activation, Capacity, DataType, Device, FusedSilu, ScaleLayout, Tensor, TokenFormat};
 
 use super::rig::{Repeats, Rig, Stage};
-use crate::formats::{self, Layout};
 use crate::silu::{self, CLAMPS};
+use ferry_rig::formats::{self, Layout};
 
 /// Rows, of [`EXPERTS`] experts.
 const ROWS: usize = 32_768;

@@ -4,7 +4,7 @@ use ferry::layout::Shape;
 use ferry::{CombineMode, Config, Plan, ReceiveLayout, TokenFormat};
 use ferry_reference::Problem;
 
-use crate::formats::given::Given;
+use ferry_rig::formats::given::Given;
 
 /// Bytes of the busiest rank: the larger of what one sends and what one receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     fn problem(routing: Routing, tokens: usize) -> Problem {
-        crate::rig::problem(vec![tokens; 4], [256, 8, 1], routing, 3)
+        ferry_rig::problem(vec![tokens; 4], [256, 8, 1], routing, 3)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use ferry::{Config, TokenFormat};
 use ferry_reference::Problem;
 
 use super::round::Bench;
-use crate::verify::{Compared, Groups, Oracle};
+use ferry_rig::verify::{Compared, Groups, Oracle};
 
 /// Up to so many tokens a rank, all are compared. Above: all places, and a sample's values.
 const ALL: usize = 1024;

@@ -5,7 +5,7 @@ use ferry_layout::{
     ByteOffset, DispatchRow, Epoch, Header, Rank, SENTINEL, Shape, Signal, Tagged, Window,
 };
 
-use crate::rig::Dice;
+use ferry_rig::Dice;
 
 /// A window's bytes, to be damaged.
 pub struct Damage<'a> {

@@ -8,8 +8,8 @@ use ferry::{Config, Error, Rank, TokenFormat};
 use ferry_reference::Problem;
 
 use super::{Outcome, Suite};
-use crate::rig::{Phases, Session, Settings};
-use crate::verify::Oracle;
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Phases, Session, Settings};
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;

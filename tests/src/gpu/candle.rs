@@ -22,9 +22,9 @@ use ferry_reference::{
 
 use super::Suite;
 use super::on_devices::{self, Case, Devices};
-use crate::formats::Layout;
-use crate::rig::{self, factors};
-use crate::verify::{
+use ferry_rig::factors;
+use ferry_rig::formats::Layout;
+use ferry_rig::verify::{
     Compared, Contents, Oracle, POISON, Placement, RankOutputs, Received, Tables, compare_rows,
 };
 
@@ -261,7 +261,7 @@ fn pairs(values: &[i32]) -> Vec<[i32; 2]> {
 fn problem(ranks: usize) -> Problem {
     let tokens = (0..ranks).map(|rank| TOKENS - rank.min(TOKENS));
     let routing = Routing::Holes { probability: 0.1 };
-    rig::problem(tokens.collect(), [4 * ranks, TOP_K, HIDDEN], routing, 7)
+    ferry_rig::problem(tokens.collect(), [4 * ranks, TOP_K, HIDDEN], routing, 7)
 }
 
 /// The ranks of this process. Collective.

@@ -9,11 +9,11 @@ use ferry::{CombineMode, Config, Group, ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::formats::given::{Given, Strides};
 use crate::group::{GroupKind, open};
-use crate::rig::{self, ROW_LAYOUTS, Settings, factors};
-use crate::verify::{Compared, Groups, Oracle};
 use ferry_reference::Problem;
+use ferry_rig::formats::given::{Given, Strides};
+use ferry_rig::verify::{Compared, Groups, Oracle};
+use ferry_rig::{ROW_LAYOUTS, Settings, factors};
 
 /// Least hidden size for which kernels are compiled for some of the shapes.
 const SPECIALISED_HIDDEN: usize = 2048;
@@ -302,7 +302,7 @@ fn cases(ranks: usize) -> impl Iterator<Item = Case> {
 fn problem(suite: &Suite<'_>, case: &Case, ranks: usize, round: u64) -> Problem {
     let ([hidden, experts, top_k], routing) = (case.sizes, case.routing.clone());
     let (tokens, seed) = (case.tokens.of(ranks), suite.args.seed * 100 + round);
-    let mut problem = rig::problem(tokens, [experts, top_k, hidden], routing, seed);
+    let mut problem = ferry_rig::problem(tokens, [experts, top_k, hidden], routing, seed);
     if !case.weights {
         for input in &mut problem.inputs {
             input.topk_weights.fill(1.0);

@@ -6,8 +6,8 @@ use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::rig::{self, Graphs, ROW_LAYOUTS, Session, Settings, Turn};
-use crate::verify::Oracle;
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Graphs, ROW_LAYOUTS, Session, Settings, Turn};
 
 const EXPERTS: usize = 64;
 /// Tokens of the first rank; each other one has that of the number before. Few are numbered in blocks, many
@@ -36,7 +36,7 @@ fn problem(suite: &Suite<'_>, most: usize, index: usize) -> Problem {
         COUNTS[index].min(most)
     };
     let hidden = if suite.args.quick { 64 } else { 7168 };
-    rig::problem(
+    ferry_rig::problem(
         (0..ranks).map(count).collect(),
         [EXPERTS / ranks * ranks, 8, hidden],
         Routing::Uniform,
@@ -116,7 +116,7 @@ fn replay_parts(
     graphs: &mut [Option<Graphs>],
     problem: &Problem,
 ) -> Result<()> {
-    let scale = rig::factors(problem.experts, 0);
+    let scale = ferry_rig::factors(problem.experts, 0);
     session.upload(0, problem)?;
     session.poison()?;
     for (graphs, halves) in graphs.iter_mut().zip([0..2, 2..4]) {

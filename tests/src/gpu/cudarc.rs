@@ -14,7 +14,6 @@ use ferry_reference::{CombineMode, Dispatched, RankInput, bf16, combine, dispatc
 
 use super::Suite;
 use super::on_devices::{self, Case, Devices, require_refused};
-use crate::rig;
 
 const HIDDEN: usize = 256;
 const TOKENS: usize = 24;
@@ -127,7 +126,7 @@ fn prepare(suite: &Suite<'_>, devices: &Devices, track: bool) -> Result<(Vec<Ran
     let experts = 4 * suite.ranks();
     let routing = Routing::Holes { probability: 0.1 };
     let tokens = vec![TOKENS; suite.ranks()];
-    let problem = rig::problem(tokens, [experts, TOP_K, HIDDEN], routing, 5);
+    let problem = ferry_rig::problem(tokens, [experts, TOP_K, HIDDEN], routing, 5);
     let plan = Plan::new(
         group,
         Config {

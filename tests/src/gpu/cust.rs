@@ -15,7 +15,7 @@ use ferry::{
 
 use super::Suite;
 use super::on_devices::{self, Case, Devices, require_refused};
-use crate::rig::strict;
+use ferry_rig::strict;
 
 const HIDDEN: usize = 8;
 const TOKENS: usize = 3;

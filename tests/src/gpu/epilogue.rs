@@ -7,7 +7,7 @@ use ferry::{Config, Group};
 
 use super::{Outcome, Suite};
 use crate::group::GroupKind;
-use crate::rig::{Case, Options, Return, Run, caught, gpu_case, run_own};
+use ferry_rig::{Case, Options, Return, Run, caught, gpu_case, run_own};
 
 /// Cases of each kind.
 const CASES: u64 = 24;

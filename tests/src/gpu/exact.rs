@@ -11,8 +11,8 @@ use ferry_reference::{Problem, RankInput, bf16};
 
 use super::{Outcome, Suite};
 use crate::group::{GroupKind, open};
-use crate::rig::{Dice, Session, Settings};
-use crate::verify::{Oracle, compare_rows};
+use ferry_rig::verify::{Oracle, compare_rows};
+use ferry_rig::{Dice, Session, Settings};
 
 /// Tokens, experts and what they answer, to be spread over ranks in many ways.
 pub struct Spreadable {

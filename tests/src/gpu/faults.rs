@@ -9,8 +9,8 @@ use ferry_reference::Problem;
 
 use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
-use crate::rig::{Session, Settings, Turn};
-use crate::verify::{Compared, Oracle, Placement, without_overflow};
+use ferry_rig::verify::{Compared, Oracle, Placement, without_overflow};
+use ferry_rig::{Session, Settings, Turn};
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("an expert that does not exist", invalid_expert)?;

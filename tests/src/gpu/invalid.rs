@@ -8,7 +8,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
-use crate::rig::{Session, Settings, Turn};
+use ferry_rig::{Session, Settings, Turn};
 
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;

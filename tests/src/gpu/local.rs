@@ -5,7 +5,7 @@ use ferry::{Config, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::rig::{Case, Return, Run, caught};
+use ferry_rig::{Case, Return, Run, caught};
 
 pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
     let quick = suite.is_simulated() || suite.args.quick;

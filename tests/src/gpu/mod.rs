@@ -59,8 +59,8 @@ use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
 #[cfg(feature = "cuda")]
 use crate::probes::ProbePtx;
-use crate::rig::{self, Session, Settings};
 use crate::sharing;
+use ferry_rig::{Session, Settings};
 
 /// Options of `ferry-tests gpu`.
 #[derive(clap::Args, Debug)]
@@ -363,7 +363,7 @@ impl Suite<'_> {
 
     /// So many tokens of each rank, of `[experts, top_k, hidden]`, all experts equally likely.
     fn uniform(&self, tokens: usize, sizes: [usize; 3], seed: u64) -> Problem {
-        rig::problem(vec![tokens; self.ranks()], sizes, Routing::Uniform, seed)
+        ferry_rig::problem(vec![tokens; self.ranks()], sizes, Routing::Uniform, seed)
     }
 
     /// Configuration of a plan for these problems, all of the same sizes.

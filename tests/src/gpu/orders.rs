@@ -21,7 +21,7 @@ use super::expected::require;
 use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
 use crate::group::GroupKind;
-use crate::rig::{Session, Settings, Turn};
+use ferry_rig::{Session, Settings, Turn};
 
 /// Longest wait of a kernel.
 const DEADLINE: Duration = Duration::from_secs(1);

@@ -9,8 +9,8 @@ use ferry::{CombineMode, Config, Error, Fault, FaultKind, Rank, TokenFormat};
 use ferry_reference::Problem;
 
 use super::{Outcome, Suite};
-use crate::rig::{Graphs, Session, Settings};
-use crate::verify::Oracle;
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Graphs, Session, Settings};
 
 const EXPERTS: usize = 64;
 /// Longest wait where a rank was refused.

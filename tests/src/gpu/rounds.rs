@@ -8,8 +8,8 @@ use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, bf16};
 
 use super::{Outcome, Suite};
-use crate::rig::{self, Dice, Graphs, Session, Settings, Turn};
-use crate::verify::{Oracle, compare_rows};
+use ferry_rig::verify::{Oracle, compare_rows};
+use ferry_rig::{Dice, Graphs, Session, Settings, Turn};
 
 /// Problems that rounds take turns with.
 pub(super) const SLOTS: usize = 8;
@@ -78,7 +78,7 @@ impl Turns {
             let tokens = (0..suite.ranks()).map(|rank| tokens - (rank + slot) % 5);
             let routing = Routing::Zipf { exponent: 0.5 };
             let seed = of.seed + slot as u64;
-            rig::problem(tokens.collect(), [64, 8, hidden], routing, seed)
+            ferry_rig::problem(tokens.collect(), [64, 8, hidden], routing, seed)
         };
         let problems: Vec<_> = (0..SLOTS).map(problem).collect();
         // All tokens to one rank: the graph is replayed with data that nobody has counted.
@@ -212,7 +212,7 @@ fn replay_graphs(suite: &Suite<'_>, turns: &mut Turns) -> Result<Outcome> {
     };
     for replay in 0..100 {
         // New contents in the captured tensors; the number of tokens is captured, too.
-        let fresh = rig::problem(
+        let fresh = ferry_rig::problem(
             first.inputs.iter().map(|input| input.tokens).collect(),
             [first.experts, first.top_k, first.hidden],
             Routing::Uniform,

@@ -8,7 +8,7 @@ use ferry_reference::bf16;
 
 use super::rounds::{compare, returned};
 use super::{Outcome, Suite};
-use crate::rig::{Graphs, HALVES, Session, Settings, Tensors, Turn};
+use ferry_rig::{Graphs, HALVES, Session, Settings, Tensors, Turn};
 
 const TOKENS: usize = 4;
 const HIDDEN: usize = 128;

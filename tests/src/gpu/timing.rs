@@ -12,7 +12,7 @@ use ferry::cuda::{CudaDevice, CudaEvent};
 use ferry_reference::Problem;
 
 use super::{Outcome, Suite};
-use crate::rig::{HALVES, Session, Settings, Turn};
+use ferry_rig::{HALVES, Session, Settings, Turn};
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;

@@ -5,9 +5,9 @@ use ferry::Rank;
 
 use super::rounds::{PLACES, SLOTS, Turns, TurnsOf, count, turn};
 use super::{Outcome, Suite};
-use crate::rig::Dice;
 #[cfg(feature = "cuda")]
 use crate::sharing;
+use ferry_rig::Dice;
 
 /// Rounds of each communicator that are enqueued before the host waits.
 const TOGETHER: usize = 2 * SLOTS;

@@ -10,9 +10,9 @@ use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
-use crate::rig::{self, Graphs, Session, Settings, factors};
-use crate::verify::Oracle;
 use copies::{Copies, Sources, Step};
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Graphs, Session, Settings, factors};
 
 const EXPERTS: usize = 64;
 const TOP_K: usize = 8;
@@ -77,7 +77,7 @@ fn problem(suite: &Suite<'_>, case: Case, seed: u64) -> Problem {
     let tokens = (0..suite.ranks()).map(|rank| tokens - rank % 5);
     let routing = Routing::Zipf { exponent: 0.5 };
     let seed = suite.args.seed * 3000 + seed;
-    rig::problem(tokens.collect(), [EXPERTS, TOP_K, hidden], routing, seed)
+    ferry_rig::problem(tokens.collect(), [EXPERTS, TOP_K, hidden], routing, seed)
 }
 
 fn settings(suite: &Suite<'_>, case: Case, problems: &[Problem]) -> Settings {

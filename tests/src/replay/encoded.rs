@@ -6,8 +6,8 @@ use ferry_reference::{Problem, RankInput};
 use safetensors::{Dtype, SafeTensors};
 
 use super::stored::ranks_of;
-use crate::formats::given::Given;
-use crate::formats::{Encoded, groups, row_bytes};
+use ferry_rig::formats::given::Given;
+use ferry_rig::formats::{Encoded, groups, row_bytes};
 
 /// Prefixes of the names of codes and scales.
 pub const PREFIXES: [&str; 2] = ["codes.", "x_scales."];

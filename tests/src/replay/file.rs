@@ -10,9 +10,9 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::stored::{Stored, Tensors, bytes_of, ranks_of};
 use super::{encoded, groups, rows};
-use crate::formats::{self, Layout};
-use crate::rig::{Return, Settings};
-use crate::verify::{Contents, RankOutputs, Received};
+use ferry_rig::formats::{self, Layout};
+use ferry_rig::verify::{Contents, RankOutputs, Received};
+use ferry_rig::{Return, Settings};
 
 /// Contents of a file.
 pub struct Given {

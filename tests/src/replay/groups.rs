@@ -4,7 +4,7 @@ use ferry::Config;
 use safetensors::Dtype;
 
 use super::stored::{Stored, bytes_of};
-use crate::verify::{Groups, Received};
+use ferry_rig::verify::{Groups, Received};
 
 /// Tables of `rows` rows that a dispatch of a plan of `config` left, with their names.
 pub(super) fn tables(

@@ -5,8 +5,8 @@ use ferry::TokenFormat;
 use safetensors::Dtype;
 
 use super::stored::{Stored, bytes_of};
-use crate::rig::Settings;
-use crate::verify::Rows;
+use ferry_rig::Settings;
+use ferry_rig::verify::Rows;
 
 /// Outputs of a dispatch, with their names: of compact rows those that are there, else all.
 pub fn tensors(rows: &Rows, settings: &Settings) -> Vec<(&'static str, Stored)> {

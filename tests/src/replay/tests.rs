@@ -7,10 +7,9 @@ use ferry::simulator::{Lost, Options};
 use ferry_reference::workload::Routing;
 
 use super::*;
-use crate::rig;
 
 fn given() -> Given {
-    let problem = rig::problem(vec![3, 2], [4, 2, 16], Routing::Uniform, 3);
+    let problem = ferry_rig::problem(vec![3, 2], [4, 2, 16], Routing::Uniform, 3);
     Given {
         problem,
         scale: vec![1.0; 4],

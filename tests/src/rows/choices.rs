@@ -7,7 +7,7 @@ use ferry::ReceiveLayout;
 use ferry::layout::OutputElement;
 use ferry_reference::workload::Routing;
 
-use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
+use ferry_rig::{Case, ROW_FORMATS, ROW_LAYOUTS};
 
 /// Every choice, and its values.
 const CHOICES: [(&str, &[&str]); 26] = [

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 
-use crate::rig::{Case, ROW_FORMATS, ROW_LAYOUTS, Run, caught, rows_case};
 use choices::Counts;
+use ferry_rig::{Case, ROW_FORMATS, ROW_LAYOUTS, Run, caught, rows_case};
 
 /// Longest time of a case on a loaded machine: cases take milliseconds.
 const LONGEST: Duration = Duration::from_secs(120);

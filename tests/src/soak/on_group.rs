@@ -11,9 +11,9 @@ use super::tally::{Tally, name_of};
 use super::{Course, LONGEST, SoakArgs, conclude};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, gpus, open};
 use crate::kernel_files::KernelFiles;
-use crate::rig::{Case, Dice, Session, factors, gpu_case, some_keep_rows};
 use crate::sharing;
-use crate::verify::Oracle;
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Case, Dice, Session, factors, gpu_case, some_keep_rows};
 
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(20);

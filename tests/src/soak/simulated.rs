@@ -2,7 +2,7 @@
 
 use super::tally::{Tally, name_of};
 use super::{Course, SoakArgs};
-use crate::rig::{Dice, Run, any_case, any_rows_case, caught};
+use ferry_rig::{Dice, Run, any_case, any_rows_case, caught};
 
 /// Runs seeds until the time is up. Gives the machine's name.
 pub fn run(course: &Course, args: &SoakArgs) -> String {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use ferry::ReceiveLayout;
 use serde::Serialize;
 
-use crate::rig::Case;
+use ferry_rig::Case;
 
 /// Starts of the size classes, in tokens of the rank that has most.
 const SIZES: [usize; 7] = [0, 1, 2, 8, 32, 128, 512];

@@ -1,8 +1,8 @@
 //! Aligned experts and tables of their rows, with formats, nodes and tokens as they come. The cases of other
 //! programs draw whether they have them; these all do.
 
-use ferry_tests::rig::{Case, Run, any_case, inline_case, local_case};
-use ferry_tests::verify::Groups;
+use ferry_rig::verify::Groups;
+use ferry_rig::{Case, Run, any_case, inline_case, local_case};
 
 /// A case with padding and tables, of which the seed leaves out some.
 fn described(seed: u64, case: Case) -> Case {

@@ -3,8 +3,8 @@
 
 use ferry::layout::Kernel;
 use ferry::*;
+use ferry_rig::{Case, HALVES, Session, Settings, any_case, some_keep_rows};
 use ferry_tests::damaged::guarded::GuardedGroup;
-use ferry_tests::rig::{Case, HALVES, Session, Settings, any_case, some_keep_rows};
 
 /// Counts that come after the dispatch was received, or twice before, as a graph of them could be launched:
 /// the former are refused, the latter are told again.

@@ -5,8 +5,8 @@ use ferry::{
     Stream, TokenFormat, decode_rows,
 };
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
-use ferry_tests::formats::INPUT_SCALE;
-use ferry_tests::rig::Dice;
+use ferry_rig::Dice;
+use ferry_rig::formats::INPUT_SCALE;
 
 const RANKS: usize = 2;
 const EXPERTS: usize = 4;

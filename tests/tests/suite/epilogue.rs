@@ -6,7 +6,7 @@ use std::ops::Range;
 use ferry::simulator::{Combines, Options as Machine};
 use ferry::{Group, TokenFormat};
 use ferry_own_epilogue::LimitedWithOffsets;
-use ferry_tests::rig::*;
+use ferry_rig::*;
 
 /// Any case whose rows are summed: of all sizes and formats, and rows with inline flags.
 fn summed(seed: u64) -> Case {

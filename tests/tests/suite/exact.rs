@@ -6,8 +6,8 @@ use std::ops::Range;
 use ferry::simulator::Options;
 use ferry::{Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec};
+use ferry_rig::{Dice, Session};
 use ferry_tests::gpu::exact::Spreadable;
-use ferry_tests::rig::{Dice, Session};
 
 /// One problem, on each number of ranks under another permutation.
 fn anywhere(seed: u64) {

@@ -5,8 +5,8 @@ use ferry::layout::{Kernel, Region};
 use ferry::simulator::Lost;
 use ferry::*;
 use ferry_reference::workload::Routing;
-use ferry_tests::rig::*;
-use ferry_tests::verify::Received;
+use ferry_rig::verify::Received;
+use ferry_rig::*;
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {

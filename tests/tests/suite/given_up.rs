@@ -3,12 +3,12 @@
 
 use ferry::layout::Kernel;
 use ferry::*;
-use ferry_tests::damaged::guarded::GuardedGroup;
-use ferry_tests::rig::{
+use ferry_rig::verify::{Contents, Oracle};
+use ferry_rig::{
     Case, Dice, HALVES, Return, Run, Session, Settings, any_case, any_rows_case, factors,
     inline_case, some_keep_rows,
 };
-use ferry_tests::verify::{Contents, Oracle};
+use ferry_tests::damaged::guarded::GuardedGroup;
 
 /// A case of a seed for a session, which makes rounds of its own.
 fn session_case(seed: u64) -> Case {

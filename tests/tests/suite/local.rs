@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry::*;
 use ferry_reference::{Problem, RankInput, bf16};
+use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case};
 use ferry_tests::gpu::local::cases;
-use ferry_tests::rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case};
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {

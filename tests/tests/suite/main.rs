@@ -1,5 +1,5 @@
-//! All tests of the rig, the programs and the kernels' protocol, in one program: to link each file apart takes
-//! longer than most of them run.
+//! All tests of the programs and of the kernels' protocol in the simulator, in one program: to link each file
+//! apart takes longer than most of them run.
 
 mod aligned;
 mod counts;

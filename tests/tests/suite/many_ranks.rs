@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ferry::TokenFormat;
 use ferry_reference::workload::Routing;
-use ferry_tests::rig::*;
+use ferry_rig::*;
 
 /// Ranks, and how many of them a node has.
 #[derive(Clone, Copy)]

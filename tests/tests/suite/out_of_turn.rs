@@ -4,11 +4,9 @@
 use ferry::layout::Kernel;
 use ferry::*;
 use ferry_layout::{Counter, CulpritWord, Window};
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Case, Dice, HALVES, Return, Session, Settings, any_case, factors, inline_case};
 use ferry_tests::damaged::guarded::GuardedGroup;
-use ferry_tests::rig::{
-    Case, Dice, HALVES, Return, Session, Settings, any_case, factors, inline_case,
-};
-use ferry_tests::verify::Oracle;
 
 /// Launches of one half on each rank.
 type Piece = Vec<(Rank, device::Launch)>;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ferry::layout::Region;
 use ferry::{FaultKind, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
-use ferry_tests::rig::*;
+use ferry_rig::*;
 
 /// Runs one case for each seed. How many ranks were told that they lack rows, and blocks of scales.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) -> [usize; 2] {

@@ -2,7 +2,7 @@
 //! that get more rows than their blocks hold, in the simulator.
 
 use ferry::layout::Region;
-use ferry_tests::rig::{Case, Run, padded_case};
+use ferry_rig::{Case, Run, padded_case};
 
 fn all(seeds: std::ops::Range<u64>, case: impl Fn(u64) -> Case) -> usize {
     let mut told = 0;

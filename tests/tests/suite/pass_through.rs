@@ -6,9 +6,9 @@ use std::ops::Range;
 use ferry::layout::Region;
 use ferry::*;
 use ferry_reference::passed;
-use ferry_tests::formats::given::{Given, Strides};
-use ferry_tests::formats::{Encoded, INPUT_SCALE};
-use ferry_tests::rig::*;
+use ferry_rig::formats::given::{Given, Strides};
+use ferry_rig::formats::{Encoded, INPUT_SCALE};
+use ferry_rig::*;
 
 const FORMATS: [TokenFormat; 7] = [
     TokenFormat::BlockwiseFp8,

@@ -11,9 +11,8 @@ use std::process::Command;
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 use ferry_reference::{Dispatched, Problem, bf16, dispatch, fp8, scale_layout};
-use ferry_tests::formats::{self, Encoded};
-use ferry_tests::rig;
-use ferry_tests::verify::{Oracle, compare_rows};
+use ferry_rig::formats::{self, Encoded};
+use ferry_rig::verify::{Oracle, compare_rows};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -27,7 +26,7 @@ type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 /// Three ranks: a rank in the middle can be missing.
 fn problem() -> Problem {
     let routing = Routing::Holes { probability: 0.2 };
-    rig::problem(vec![5, 2, 4], [12, 3, 24], routing, 3)
+    ferry_rig::problem(vec![5, 2, 4], [12, 3, 24], routing, 3)
 }
 
 fn bytes<T: Copy, const B: usize>(values: &[T], of: fn(T) -> [u8; B]) -> Vec<u8> {
@@ -308,7 +307,7 @@ fn compare_codes(file: &SafeTensors<'_>, problem: &Problem, rank: usize, format:
 /// Two ranks, one of which has experts without rows and one with more than a block of 128.
 fn problem_of_groups() -> Problem {
     let routing = Routing::Zipf { exponent: 2.0 };
-    rig::problem(vec![140, 9], [12, 2, 256], routing, 4)
+    ferry_rig::problem(vec![140, 9], [12, 2, 256], routing, 4)
 }
 
 #[test]

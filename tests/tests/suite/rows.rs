@@ -10,9 +10,9 @@ use ferry::layout::Region;
 use ferry::*;
 use ferry_reference::workload::Routing;
 use ferry_reference::{Finish, bf16, combine_rows, narrow_ids, receive_rows};
-use ferry_tests::rig::*;
+use ferry_rig::verify::{Contents, RowLayout, read_view};
+use ferry_rig::*;
 use ferry_tests::rows::{self, RowsArgs};
-use ferry_tests::verify::{Contents, RowLayout, read_view};
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {

@@ -5,9 +5,9 @@ use ferry::{
     TokenFormat,
 };
 use ferry_reference::bf16;
-use ferry_tests::formats::{Images, Layout};
+use ferry_rig::formats::{Images, Layout};
+use ferry_rig::verify::POISON;
 use ferry_tests::silu::cases;
-use ferry_tests::verify::POISON;
 
 #[test]
 fn every_format_gives_what_the_oracle_says() {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
-use ferry_tests::formats::given::Given;
-use ferry_tests::rig::*;
+use ferry_rig::formats::given::Given;
+use ferry_rig::*;
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::gpu::Suite;
 use crate::gpu::on_devices::Devices;
-use crate::verify::compare_rows;
+use ferry_rig::verify::compare_rows;
 
 /// Returns the text of an error, which must be about tensors or devices.
 fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {

@@ -7,7 +7,7 @@ use ferry_reference::workload::Routing::{Duplicates, Uniform};
 
 use super::Tokens::{Each, First};
 use super::{Case, HOLES, SKEW, row};
-use crate::verify::Groups;
+use ferry_rig::verify::Groups;
 
 /// Padding and tables of rows by expert.
 const fn aligned(alignment: usize, clears_padding: bool, tables: bool) -> Groups {

@@ -6,9 +6,9 @@ use super::{
     BlockwiseFp8, Case, Each, First, HOLES, Mxfp4, Mxfp8, Nvfp4, RowMajor, SKEW, Tiled, Uniform,
     row,
 };
-use crate::formats::given::Given::{self, AnyBits, Packed};
-use crate::formats::given::Strides::{self, Gaps, Transposed};
-use crate::rig::ROW_LAYOUTS;
+use ferry_rig::ROW_LAYOUTS;
+use ferry_rig::formats::given::Given::{self, AnyBits, Packed};
+use ferry_rig::formats::given::Strides::{self, Gaps, Transposed};
 
 #[rustfmt::skip]
 const ENCODED: [(Given, Strides, Case); 11] = [

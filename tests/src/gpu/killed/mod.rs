@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::group::{GroupKind, gpus};
-use crate::rig::Dice;
+use ferry_rig::Dice;
 use report::{Kill, RECOVERY, Report};
 
 /// Word of a process when its rounds go on.

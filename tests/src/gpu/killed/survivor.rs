@@ -19,8 +19,8 @@ use crate::group::{
     GroupArgs, GroupKind, GroupOptions, OpenGroup, bootstrap, meet, open, over, place_of,
 };
 use crate::kernel_files::KernelFiles;
-use crate::rig::{self, Session, Settings, Turn};
-use crate::verify::Oracle;
+use ferry_rig::verify::Oracle;
+use ferry_rig::{Session, Settings, Turn};
 
 /// Longest wait for the other survivors.
 const MEET: Duration = Duration::from_secs(20);
@@ -131,7 +131,7 @@ fn prepare(args: &KilledArgs, group: &Group) -> (Settings, Problem) {
         ..Config::new(8 * ranks, 8, 1024, 16)
     };
     let sizes = [config.experts, config.top_k, config.hidden];
-    let problem = rig::problem(vec![16; ranks], sizes, Routing::Uniform, args.seed);
+    let problem = ferry_rig::problem(vec![16; ranks], sizes, Routing::Uniform, args.seed);
     (
         Settings::of(config, std::slice::from_ref(&problem)),
         problem,

@@ -14,8 +14,8 @@ use super::super::expected::{STREAMS_BEYOND_QUEUES, STREAMS_WITH_QUEUES};
 use super::driver::Graph;
 use super::{DEADLINE, Kernels, Scene, Told, check};
 use crate::probes::{Gate, Probe, ProbePtx, Probes};
-use crate::rig::Turn;
 use crate::sharing;
+use ferry_rig::Turn;
 
 /// Numbers of streams in which kernels wait, beside those of the ranks.
 const STREAMS: [usize; 6] = [4, 16, 24, 28, 32, 48];

@@ -12,8 +12,8 @@ use ferry_reference::Problem;
 
 #[cfg(feature = "cuda")]
 use crate::probes::{ProbePtx, Probes};
-use crate::rig::{Session, Tensors, Turn};
-use crate::verify::{Oracle, POISON};
+use ferry_rig::verify::{Oracle, POISON};
+use ferry_rig::{Session, Tensors, Turn};
 
 /// Contents of rounds.
 pub(super) struct Sources<'a> {

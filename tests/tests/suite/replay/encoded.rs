@@ -2,9 +2,9 @@
 
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::Problem;
-use ferry_tests::formats::given::Given;
-use ferry_tests::formats::{Encoded, groups, row_bytes};
-use ferry_tests::verify::Oracle;
+use ferry_rig::formats::given::Given;
+use ferry_rig::formats::{Encoded, groups, row_bytes};
+use ferry_rig::verify::Oracle;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{SCALE, Tensors, file_of, options, problem_of_groups, refused_with, replay, tensors};
@@ -38,7 +38,7 @@ fn with_codes(problem: &Problem, format: TokenFormat, given: Given) -> Tensors {
 /// A problem whose tokens have packed scales, too.
 fn problem() -> Problem {
     let problem = problem_of_groups();
-    ferry_tests::rig::problem(
+    ferry_rig::problem(
         problem.inputs.iter().map(|input| input.tokens).collect(),
         [problem.experts, problem.top_k, 512],
         ferry_reference::workload::Routing::Uniform,

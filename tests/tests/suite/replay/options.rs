@@ -6,8 +6,7 @@ use ferry_reference::{
     Finish, Problem, Room, align, apply_expert_scale, bf16, combine_with, dispatch,
     dispatch_with_shared, dispatch_with_shared_part, share_of,
 };
-use ferry_tests::rig;
-use ferry_tests::verify::{Compared, Oracle, compare_rows};
+use ferry_rig::verify::{Compared, Oracle, compare_rows};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
@@ -17,7 +16,7 @@ use super::{
 
 /// Three ranks that have the same tokens.
 fn problem_of_all(hidden: usize) -> Problem {
-    let one = rig::problem(vec![7], [12, 3, hidden], Routing::Duplicates, 5);
+    let one = ferry_rig::problem(vec![7], [12, 3, hidden], Routing::Duplicates, 5);
     Problem {
         ranks: 3,
         inputs: vec![one.inputs[0].clone(); 3],

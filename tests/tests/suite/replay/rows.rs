@@ -5,9 +5,9 @@ use ferry_reference::{
     Finish, Problem, ReceivedRows, RowNumbers, bf16, combine_rows, combine_weights, receive_rows,
     round_to_bf16,
 };
-use ferry_tests::formats::{self, Encoded};
-use ferry_tests::rig::{ROW_FORMATS, ROW_LAYOUTS};
-use ferry_tests::verify::{Oracle, compare_rows};
+use ferry_rig::formats::{self, Encoded};
+use ferry_rig::verify::{Oracle, compare_rows};
+use ferry_rig::{ROW_FORMATS, ROW_LAYOUTS};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{

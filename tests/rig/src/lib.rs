@@ -16,6 +16,7 @@ mod expected;
 mod expected_rows;
 #[cfg(feature = "suites")]
 mod flags;
+pub mod formats;
 #[cfg(feature = "suites")]
 mod graphs;
 mod inputs;
@@ -31,6 +32,7 @@ mod settings;
 #[cfg(feature = "suites")]
 mod specials;
 mod tensors;
+pub mod verify;
 
 #[cfg(feature = "suites")]
 pub use {

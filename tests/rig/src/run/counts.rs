@@ -7,7 +7,7 @@ use ferry::{Communicator, Error, ReceivedCounts};
 use ferry_reference::Problem;
 
 use super::{Outcome, Run, number};
-use crate::rig::case::Case;
+use crate::case::Case;
 
 impl Run {
     /// Enqueues the counts of a round's split dispatches, and compares those that come.

@@ -10,13 +10,13 @@ use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
 use super::*;
-use crate::rig::{self, ROW_FORMATS, ROW_LAYOUTS, Session, Settings};
+use crate::{ROW_FORMATS, ROW_LAYOUTS, Session, Settings};
 
 const SCALE: [f32; 4] = [0.5, 1.5, 2.0, 3.0];
 const MODE: CombineMode = CombineMode::Reduced;
 
 fn problem() -> Problem {
-    rig::problem(vec![3, 2], [4, 2, 128], Routing::Uniform, 5)
+    crate::problem(vec![3, 2], [4, 2, 128], Routing::Uniform, 5)
 }
 
 /// Rows by expert.
