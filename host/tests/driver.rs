@@ -31,7 +31,7 @@ fn require_advice(error: &Error) {
 }
 
 #[test]
-fn a_local_group_says_what_is_missing() {
+fn a_local_group_without_a_driver_says_what_is_missing() {
     if let Some(error) = error_of(Group::local(&[0], &GroupOptions::default())) {
         require_advice(&error);
     }

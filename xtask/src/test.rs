@@ -28,9 +28,9 @@ const ALL_TESTS: [&str; 3] = [
     "ferry-ep/cuda,ferry-tests/cuda",
 ];
 
-/// Tests of the host library with `cust`, which links a driver. Features of all other crates are those of
-/// [`ALL_TESTS`], so that none of them is compiled again.
-const DRIVER_TESTS: [&str; 10] = [
+/// Tests of the host library that a driver or `cust`, which links one, makes others. Features of all other
+/// crates are those of [`ALL_TESTS`], so that none of them is compiled again.
+const DRIVER_TESTS: [&str; 15] = [
     "-Zfeature-unification",
     "--config",
     "resolver.feature-unification='workspace'",
@@ -41,6 +41,11 @@ const DRIVER_TESTS: [&str; 10] = [
     "driver",
     "--features",
     "cust,nvshmem",
+    "--",
+    "cuda::",
+    "device::",
+    "interop::",
+    "driver",
 ];
 
 /// Numbers of tests by outcome.
@@ -144,7 +149,8 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
     run_cargo_test(places, &DRIVER_TESTS, &variables, tally)
 }
 
-/// Runs `cargo test`, prints its output, and counts the tests.
+/// Runs `cargo test`, prints its output, and counts the tests. Without incremental files: their small units
+/// of code make the suites half as slow again.
 fn run_cargo_test(
     places: &Places,
     arguments: &[&str],
@@ -154,6 +160,7 @@ fn run_cargo_test(
     let mut cargo = Command::new("cargo")
         .args(["test", "--no-fail-fast"])
         .args(arguments)
+        .env("CARGO_INCREMENTAL", "0")
         .envs(variables.iter().cloned())
         .current_dir(&places.root)
         .stdout(Stdio::piped())

@@ -1,5 +1,5 @@
-//! All tests of the library through its public interface, in one program: to link each file apart takes longer than to
-//! run it.
+//! All tests of the library through its public interface, in one program: to link each file apart takes
+//! longer than to run it.
 
 mod books;
 mod combine_options;

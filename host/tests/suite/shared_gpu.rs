@@ -301,6 +301,10 @@ fn stderr_with(queues: Option<&str>) -> Vec<String> {
     program.envs(queues.map(|queues| ("CUDA_DEVICE_MAX_CONNECTIONS", queues)));
     let output = program.output().unwrap();
     assert!(output.status.success(), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("1 passed"),
+        "{output:?}"
+    );
     let text = String::from_utf8(output.stderr).unwrap();
     let lines = text.lines().filter(|line| line.contains("ferry:"));
     lines.map(str::to_owned).collect()

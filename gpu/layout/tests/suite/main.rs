@@ -1,5 +1,5 @@
-//! All tests of the layout through its public interface, in one program: to link each file apart takes longer than to
-//! run it.
+//! All tests of the layout through its public interface, in one program: to link each file apart takes longer
+//! than to run it.
 
 mod bf16;
 mod block_histogram;
