@@ -26,8 +26,8 @@ const TOOLS: [&str; 7] = [
     "mypy",
     "ruff",
 ];
-/// Packages that the tests without torch need, beside the wheel. They mostly wait, so several run at a time.
-const TESTED_WITH: [&str; 3] = ["numpy", "pytest", "pytest-xdist"];
+/// Packages that the tests without torch need, beside the wheel.
+const TESTED_WITH: [&str; 2] = ["numpy", "pytest"];
 
 /// Tasks of the Python package.
 #[derive(Subcommand)]
@@ -225,7 +225,7 @@ fn test(places: &Places, wheel: &Path) -> Result<()> {
     let tests = source.join("tests");
     cmd!(
         shell,
-        "{programs}/python -m pytest -q -n 3 -p no:cacheprovider {tests}"
+        "{programs}/python -m pytest -q -p no:cacheprovider {tests}"
     )
     .quiet()
     .env("PYTHONDONTWRITEBYTECODE", "1")

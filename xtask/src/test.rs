@@ -150,7 +150,7 @@ fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
 }
 
 /// Runs `cargo test`, prints its output, and counts the tests. Without incremental files: their small units
-/// of code make the suites half as slow again.
+/// of code make the suites take 1.7 times as long.
 fn run_cargo_test(
     places: &Places,
     arguments: &[&str],
