@@ -18,7 +18,7 @@ struct Function<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::Parse`] if a line that stays names NVSHMEM, or a function that does not stay.
+/// [`Error::Parse`] if a line that stays names NVSHMEM.
 pub fn for_one_node(ptx: &str) -> Result<String> {
     let ptx = without_comments(ptx);
     let (functions, end) = functions(&ptx);
@@ -26,27 +26,20 @@ pub fn for_one_node(ptx: &str) -> Result<String> {
         function.is_kernel && !function.name.ends_with("_shmem")
     });
     let mut left = String::with_capacity(ptx.len());
-    let mut gone = vec!["nvshmem"];
+    let names_it = |line: &&str| line.contains("nvshmem");
     for (function, kept) in functions.iter().zip(kept) {
-        left.extend(
-            function
-                .before
-                .split_inclusive('\n')
-                .filter(|line| !line.contains("nvshmem")),
-        );
+        let lines = function.before.split_inclusive('\n');
+        left.extend(lines.filter(|line| !names_it(line)));
         if kept {
             left.push_str(function.text);
-        } else {
-            gone.push(function.name);
         }
     }
     left.push_str(end);
-    let uses_it = |line: &&str| gone.iter().any(|name| line.contains(name));
-    match left.lines().find(uses_it) {
+    match left.lines().find(names_it) {
         None => Ok(left),
         Some(line) => Err(Error::Parse {
             what: "the PTX",
-            detail: format!("a kernel for one node uses a function or variable of others: {line}"),
+            detail: format!("a kernel for one node uses NVSHMEM: {line}"),
         }),
     }
 }
@@ -54,14 +47,14 @@ pub fn for_one_node(ptx: &str) -> Result<String> {
 /// All functions in the order of the text, and the text after the last one.
 fn functions(ptx: &str) -> (Vec<Function<'_>>, &str) {
     let (mut functions, mut rest) = (Vec::new(), ptx);
-    while let Some((header, body, after)) = next_function(rest) {
-        // With both braces, or with the semicolon.
-        let bytes = header.len() + body.map_or(1, |body| body.len() + 2);
-        let start = rest.len() - after.len() - bytes;
+    while let Some((header, _, after)) = next_function(rest) {
+        // Both are slices of `rest`.
+        let start = header.as_ptr() as usize - rest.as_ptr() as usize;
+        let end = rest.len() - after.len();
         functions.push(Function {
             name: function_name(header),
             before: &rest[..start],
-            text: &rest[start..start + bytes],
+            text: &rest[start..end],
             is_kernel: header.contains(".entry"),
         });
         rest = after;
@@ -138,7 +131,9 @@ mod tests {
         let calls_it = once.replace("_Rshared", "nvshmem_put");
         let error = for_one_node(&all.replace(&once, &calls_it)).unwrap_err();
         assert!(
-            error.to_string().contains("of others: .func nvshmem_put"),
+            error
+                .to_string()
+                .contains("uses NVSHMEM: .func nvshmem_put"),
             "{error}"
         );
     }
