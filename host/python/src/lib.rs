@@ -16,6 +16,7 @@ mod interrupt;
 mod local_ranks;
 mod operators;
 mod outputs;
+mod placed;
 mod plan;
 mod prepared;
 mod process;
@@ -45,6 +46,8 @@ mod _ferry {
         close_all, combine_all, combine_async_all, combine_wait_all, dispatch_all,
         dispatch_async_all, dispatch_counts_all, dispatch_wait_all, give_up_all,
     };
+    #[pymodule_export]
+    use super::placed::Places;
     #[pymodule_export]
     use super::plan::{Plan, decode_rows, format_sizes};
     #[pymodule_export]

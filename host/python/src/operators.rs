@@ -11,7 +11,7 @@ use crate::reader::{Argument, Reader};
 /// A tensor, or none.
 type Maybe<'py> = Option<Bound<'py, PyAny>>;
 /// Inputs of a dispatch: `x`, `topk_ids`, `topk_weights`, `x_scales`.
-type Inputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
+pub(crate) type Inputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
 /// Inputs of a combine: `expert_rows`, `topk_weights`, `received_weights`, both `initial`.
 type Answers<'py> = (
     Bound<'py, PyAny>,
@@ -34,19 +34,7 @@ impl Communicator {
         inputs: Inputs<'_>,
         outputs: Option<Vec<Bound<'_, PyAny>>>,
     ) -> PyResult<bool> {
-        let (x, topk_ids, topk_weights, x_scales) = &inputs;
-        let rows = if x_scales.is_some() {
-            DataType::E4m3
-        } else {
-            DataType::Bf16
-        };
-        let x = self.read(reader, ("x", rows), x)?;
-        let topk_ids = self.read(reader, ("topk_ids", DataType::I32), topk_ids)?;
-        let input = DispatchInput {
-            topk_weights: self.maybe(reader, ("topk_weights", DataType::F32), topk_weights)?,
-            x_scales: self.maybe(reader, ("x_scales", DataType::F32), x_scales)?,
-            ..DispatchInput::new(x, topk_ids)
-        };
+        let input = self.sent(reader, &inputs)?;
         let output = outputs
             .map(|given| self.placed(reader, &given))
             .transpose()?;
@@ -88,7 +76,7 @@ impl Communicator {
         const F32: DataType = DataType::F32;
         const BF16: DataType = DataType::Bf16;
         let (expert_rows, topk_weights, received_weights, first, second) = &answers;
-        let expert_rows = self.read(reader, ("expert_rows", BF16), expert_rows)?;
+        let expert_rows = reader.read(("expert_rows", BF16), expert_rows, self.ordinal)?;
         let input = CombineInput {
             topk_weights: self.maybe(reader, ("topk_weights", F32), topk_weights)?,
             received_weights: self.maybe(reader, ("received_weights", F32), received_weights)?,
@@ -96,11 +84,11 @@ impl Communicator {
                 self.maybe(reader, ("initial[0]", BF16), first)?,
                 self.maybe(reader, ("initial[1]", BF16), second)?,
             ],
-            ..CombineInput::new(expert_rows)
+            ..CombineInput::new(expert_rows.rows()?)
         };
         let combined = reader.read(("combined", BF16), &sums.0, self.ordinal)?;
         let weights = self.maybe(reader, ("weights", F32), &sums.1)?;
-        let output = match (weights, combined.rank) {
+        let output = match (weights, combined.rank()) {
             (Some(weights), _) => CombineOutput::Weighted {
                 combined: combined.of()?,
                 weights,
@@ -122,6 +110,23 @@ impl Communicator {
 }
 
 impl Communicator {
+    /// Reads the inputs of a dispatch.
+    pub(crate) fn sent(&self, reader: &Reader, inputs: &Inputs<'_>) -> PyResult<DispatchInput> {
+        let (x, topk_ids, topk_weights, x_scales) = inputs;
+        let rows = if x_scales.is_some() {
+            DataType::E4m3
+        } else {
+            DataType::Bf16
+        };
+        let x = self.read(reader, ("x", rows), x)?;
+        let topk_ids = self.read(reader, ("topk_ids", DataType::I32), topk_ids)?;
+        Ok(DispatchInput {
+            topk_weights: self.maybe(reader, ("topk_weights", DataType::F32), topk_weights)?,
+            x_scales: self.maybe(reader, ("x_scales", DataType::F32), x_scales)?,
+            ..DispatchInput::new(x, topk_ids)
+        })
+    }
+
     /// Reads an argument.
     fn read<const N: usize>(
         &self,

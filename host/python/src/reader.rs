@@ -4,8 +4,9 @@ use std::ffi::{CStr, c_int, c_void};
 
 use ferry::{DataType, DevicePtr, Stream};
 use pyo3::ffi::PyObject;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyTuple, PyType};
 
 use crate::dlpack::DlTensor;
 use crate::errors;
@@ -20,6 +21,8 @@ const MAJOR: u32 = 1;
 const MOST_DIMENSIONS: usize = 5;
 /// kDLCUDA of dlpack.h.
 const CUDA: c_int = 2;
+/// kDLFloat of dlpack.h.
+const FLOAT: u8 = 2;
 
 /// `DLPackExchangeAPI` of dlpack.h.
 #[repr(C)]
@@ -78,9 +81,94 @@ impl Reader {
             current_stream: functions.current_stream?,
         })
     }
+
+    /// Whether calls can read all of `values`, or `None` for these, as they are: objects of exactly this
+    /// class in a GPU's memory, whose elements have the values that memory has. With `records` those that
+    /// require a gradient are none. `present`: which of the values, and no others, are to be there.
+    #[pyo3(signature = (values, records, present=None, /))]
+    fn takes(
+        &self,
+        values: &Bound<'_, PyTuple>,
+        records: bool,
+        present: Option<&Bound<'_, PyTuple>>,
+    ) -> PyResult<bool> {
+        if let Some(present) = present {
+            let mut pairs = values.iter_borrowed().zip(present.iter_borrowed());
+            if !pairs.all(|(value, present)| {
+                present
+                    .is_truthy()
+                    .is_ok_and(|present| present != value.is_none())
+            }) {
+                return Ok(false);
+            }
+        }
+        for value in values.iter_borrowed().filter(|value| !value.is_none()) {
+            if !self.takes_one(&value, records)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether `value` is of this class, its elements are of `dtype`, and it has `shape` without gaps; `None`
+    /// there is any size.
+    #[pyo3(signature = (value, dtype, shape, /))]
+    fn fits(
+        &self,
+        value: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        shape: &Bound<'_, PyTuple>,
+    ) -> PyResult<bool> {
+        let py = value.py();
+        if !is_really(value, self.class.bind(py)) || !value.getattr(intern!(py, "dtype"))?.is(dtype)
+        {
+            return Ok(false);
+        }
+        let Some(sizes) = self.described(value).and_then(|read| Sizes::of(&read)) else {
+            return Ok(false);
+        };
+        if sizes.rank != shape.len() {
+            return Ok(false);
+        }
+        for (wanted, &given) in shape.iter_borrowed().zip(&sizes.dims) {
+            if !wanted.is_none() && wanted.extract::<usize>()? != given {
+                return Ok(false);
+            }
+        }
+        Ok(sizes.is_dense())
+    }
 }
 
 impl Reader {
+    /// [`Self::takes`] for one value.
+    fn takes_one(&self, value: &Bound<'_, PyAny>, records: bool) -> PyResult<bool> {
+        let is_of_class = value.get_type_ptr() == self.class.as_ptr().cast();
+        let Some(read) = is_of_class.then(|| self.described(value)).flatten() else {
+            return Ok(false);
+        };
+        // Whoever describes u32 has an error for it.
+        if read.device_type != CUDA || data_type(&read) == Some(DataType::U32) {
+            return Ok(false);
+        }
+        let py = value.py();
+        if records && value.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+            return Ok(false);
+        }
+        // Views that negate are of floats alone.
+        Ok(read.code != FLOAT || !value.call_method0(intern!(py, "is_neg"))?.is_truthy()?)
+    }
+
+    /// Reads a tensor of the class; nothing if it has no plain memory.
+    fn described(&self, value: &Bound<'_, PyAny>) -> Option<DlTensor> {
+        let mut read = DlTensor::EMPTY;
+        // SAFETY: the function is that of the value's class, with this signature, and `read` is live.
+        if unsafe { (self.read)(value.as_ptr(), &raw mut read) } == 0 {
+            return Some(read);
+        }
+        drop(PyErr::take(value.py()));
+        None
+    }
+
     /// The library's current stream on a CUDA device.
     pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
         let mut stream = std::ptr::null_mut();
@@ -130,32 +218,16 @@ impl Reader {
                 given,
             ));
         };
-        let rank = read.ndim as usize;
-        if rank > MOST_DIMENSIONS {
+        let Some(sizes) = Sizes::of(&read) else {
             let wanted = format!("at most {MOST_DIMENSIONS} dimensions");
-            return Err(errors::tensor(name, &wanted, &rank.to_string()));
-        }
-        let sizes = |at: *const i64| {
-            // SAFETY: there is a number for each dimension (dlpack.h), which the tensor keeps as long as no
-            // Python runs.
-            let at = |index: usize| unsafe { at.add(index).read() as usize };
-            std::array::from_fn(|index| if index < rank { at(index) } else { 0 })
-        };
-        let dims = sizes(read.shape);
-        // Without strides the tensor has no gaps (dlpack.h).
-        let strides = if read.strides.is_null() {
-            without_gaps(dims, rank)
-        } else {
-            sizes(read.strides)
+            return Err(errors::tensor(name, &wanted, &read.ndim.to_string()));
         };
         Ok(Given {
             name,
             wanted,
             address: read.data.addr() as u64 + read.byte_offset,
             data_type,
-            dims,
-            strides,
-            rank,
+            sizes,
         })
     }
 }
@@ -168,15 +240,63 @@ fn is_really(value: &Bound<'_, PyAny>, class: &Bound<'_, PyType>) -> bool {
     unsafe { pyo3::ffi::PyType_IsSubtype(given, class) != 0 }
 }
 
-/// Strides in elements of a tensor of the first `rank` of `dims` without gaps.
-fn without_gaps(dims: [usize; MOST_DIMENSIONS], rank: usize) -> [usize; MOST_DIMENSIONS] {
-    let mut strides = [0; MOST_DIMENSIONS];
-    let mut next = 1_usize;
-    for at in (0..rank).rev() {
-        strides[at] = next;
-        next = next.saturating_mul(dims[at]);
+/// Shape and strides in elements, of which the first `rank` count.
+struct Sizes {
+    dims: [usize; MOST_DIMENSIONS],
+    strides: [usize; MOST_DIMENSIONS],
+    rank: usize,
+}
+
+impl Sizes {
+    const EMPTY: Self = Self {
+        dims: [0; MOST_DIMENSIONS],
+        strides: [0; MOST_DIMENSIONS],
+        rank: 0,
+    };
+
+    /// Shape and strides of a tensor that was just read; nothing if it has too many dimensions.
+    fn of(read: &DlTensor) -> Option<Self> {
+        let rank = read.ndim as usize;
+        if rank > MOST_DIMENSIONS {
+            return None;
+        }
+        let numbers = |at: *const i64| {
+            // SAFETY: there is a number for each dimension (dlpack.h), which the tensor keeps as long as no
+            // Python runs.
+            let at = |index: usize| unsafe { at.add(index).read() as usize };
+            std::array::from_fn(|index| if index < rank { at(index) } else { 0 })
+        };
+        let mut sizes = Self {
+            dims: numbers(read.shape),
+            rank,
+            ..Self::EMPTY
+        };
+        // Without strides the tensor has no gaps (dlpack.h).
+        sizes.strides = if read.strides.is_null() {
+            sizes.without_gaps()
+        } else {
+            numbers(read.strides)
+        };
+        Some(sizes)
     }
-    strides
+
+    /// Strides of a tensor of this shape without gaps.
+    fn without_gaps(&self) -> [usize; MOST_DIMENSIONS] {
+        let mut strides = [0; MOST_DIMENSIONS];
+        let mut next = 1_usize;
+        for at in (0..self.rank).rev() {
+            strides[at] = next;
+            next = next.saturating_mul(self.dims[at]);
+        }
+        strides
+    }
+
+    /// Whether the tensor has no gaps.
+    fn is_dense(&self) -> bool {
+        let (dims, dense) = (&self.dims[..self.rank], self.without_gaps());
+        let mut each = dims.iter().zip(self.strides.iter().zip(&dense));
+        dims.contains(&0) || each.all(|(&size, (given, wanted))| size == 1 || given == wanted)
+    }
 }
 
 /// A tensor of a library, for the argument `name`.
@@ -185,24 +305,68 @@ pub(crate) struct Given {
     wanted: DataType,
     address: u64,
     data_type: DataType,
-    dims: [usize; MOST_DIMENSIONS],
-    strides: [usize; MOST_DIMENSIONS],
-    pub(crate) rank: usize,
+    sizes: Sizes,
 }
 
 impl Given {
+    /// Number of dimensions.
+    pub(crate) const fn rank(&self) -> usize {
+        self.sizes.rank
+    }
+
+    /// Rows for a call. Blocks of rows that follow one another without gaps are rows, too.
+    pub(crate) fn rows(mut self) -> PyResult<ferry::Tensor<2>> {
+        let Sizes {
+            dims,
+            strides,
+            rank,
+        } = &mut self.sizes;
+        if *rank == 3 && strides[0] == dims[1].saturating_mul(strides[1]) {
+            (dims[0], dims[1]) = (dims[0].saturating_mul(dims[1]), dims[2]);
+            (strides[0], strides[1]) = (strides[1], strides[2]);
+            *rank = 2;
+        }
+        self.of()
+    }
+
+    /// An output without gaps in this tensor, `offset` bytes behind its beginning; nothing if it ends
+    /// outside.
+    pub(crate) fn part(&self, of: Argument, offset: u64, shape: &[usize]) -> Option<Self> {
+        let (name, data_type) = of;
+        let mut sizes = Sizes::EMPTY;
+        sizes.rank = shape.len();
+        sizes.dims.get_mut(..sizes.rank)?.copy_from_slice(shape);
+        sizes.strides = sizes.without_gaps();
+        let bytes = |sizes: &Sizes, data_type| {
+            extent(
+                &sizes.dims[..sizes.rank],
+                &sizes.strides[..sizes.rank],
+                data_type,
+            )
+        };
+        let end = offset.checked_add(bytes(&sizes, data_type))?;
+        (end <= bytes(&self.sizes, self.data_type)).then(|| Self {
+            name,
+            wanted: data_type,
+            address: self.address + offset,
+            data_type,
+            sizes,
+        })
+    }
+
     /// The tensor for a call. Bits of the same size are taken for elements that libraries have no name for.
     pub(crate) fn of<const N: usize>(&self) -> PyResult<ferry::Tensor<N>> {
-        if self.rank != N {
-            let given = format!("shape {:?}", &self.dims[..self.rank]);
+        let Sizes { dims, strides, .. } = &self.sizes;
+        if self.rank() != N {
+            let given = format!("shape {:?}", &dims[..self.rank()]);
             return Err(errors::tensor(
                 self.name,
                 &format!("{N} dimensions"),
                 &given,
             ));
         }
-        let mut dims: [usize; N] = std::array::from_fn(|at| self.dims[at]);
-        let mut strides: [usize; N] = std::array::from_fn(|at| self.strides[at]);
+        let mut dims: [usize; N] = std::array::from_fn(|at| dims[at]);
+        let mut strides: [usize; N] = std::array::from_fn(|at| strides[at]);
         let data_type = match (self.wanted, self.data_type) {
             (DataType::U32, DataType::I32) => DataType::U32,
             // Pairs of elements.
@@ -235,8 +399,8 @@ const fn data_type(read: &DlTensor) -> Option<DataType> {
         (1, 8, 1) | (17, 4, 2) => DataType::U8,
         (1, 16, 1) => DataType::U16,
         (1, 32, 1) => DataType::U32,
-        (2, 16, 1) => DataType::F16,
-        (2, 32, 1) => DataType::F32,
+        (FLOAT, 16, 1) => DataType::F16,
+        (FLOAT, 32, 1) => DataType::F32,
         (4, 16, 1) => DataType::Bf16,
         (10, 8, 1) => DataType::E4m3,
         (14, 8, 1) => DataType::E8m0,

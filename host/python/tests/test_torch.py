@@ -255,19 +255,6 @@ def test_gradients_and_ended_communicators_are_refused(bench):
         exchange.dispatch(x.detach(), ids)
 
 
-def test_objects_that_only_say_that_they_are_tensors_are_refused(bench):
-    reader = ferry._ferry.Reader.of(torch.Tensor)
-    if reader is None:
-        pytest.skip("this torch has no exchange API")
-
-    class Claims:
-        __class__ = torch.Tensor
-
-    native = bench(2).ranks[0]._native
-    with pytest.raises(ferry.TensorError, match="tensor x: wanted a tensor of bf16, given Claims"):
-        native._dispatch_tensors(reader, (Claims(), Claims(), None, None), [])
-
-
 def dense(layers, x):
     """The layer of all ranks' experts, in f64 except where the layer rounds to BF16."""
     weights = [

@@ -16,6 +16,7 @@ __all__ = [
     "DispatchOutput",
     "Fault",
     "Group",
+    "Places",
     "Plan",
     "PreparedCombine",
     "PreparedDispatch",
@@ -44,6 +45,9 @@ has_cuda: bool
 has_nvshmem: bool
 """Whether this build has NVSHMEM groups."""
 
+_Ranks = Sequence[Communicator]
+_Streams = Sequence[int]
+_Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
 _Inputs = tuple[object, object, object | None, object | None]
 _Answers = tuple[object, object | None, object | None, object | None, object | None]
@@ -387,6 +391,16 @@ class Reader:
 
     @staticmethod
     def of(class_: type) -> Reader | None: ...
+    def takes(
+        self, values: tuple[Any, ...], records: bool, present: tuple[bool, ...] | None = None, /
+    ) -> bool: ...
+    def fits(self, value: Any, dtype: Any, shape: tuple[int | None, ...], /) -> bool: ...
+
+@final
+class Places:
+    """Places of a dispatch's outputs in a list of tensors."""
+
+    def __new__(cls, places: Sequence[tuple[int, int, str, Sequence[int]]]) -> Places: ...
 
 @final
 class Communicator:
@@ -433,6 +447,12 @@ class Communicator:
     def _dispatch_tensors(
         self, reader: Reader, inputs: _Inputs, outputs: Sequence[object] | None, /
     ) -> bool: ...
+    def _dispatch_placed(
+        self, reader: Reader, inputs: _Inputs, places: Places, tensors: Sequence[object], is_half: bool, /
+    ) -> None: ...
+    def _dispatch_wait_placed(
+        self, reader: Reader | None, places: Places, tensors: Sequence[object], /
+    ) -> None: ...
     def _dispatch_wait_tensors(self, reader: Reader, outputs: Sequence[object], /) -> None: ...
     def _combine_tensors(
         self, reader: Reader, answers: _Answers, sums: tuple[object, object | None], is_half: bool, /
@@ -450,41 +470,23 @@ class Communicator:
     def _upload(self, to: int, from_: int, bytes: int) -> None: ...
     def _download(self, from_: int, to: int, bytes: int) -> None: ...
 
-def close_all(ranks: Sequence[Communicator]) -> None: ...
+def close_all(ranks: _Ranks) -> None: ...
 def dispatch_all(
-    ranks: Sequence[Communicator],
-    streams: Sequence[int],
-    inputs: Sequence[DispatchInput],
-    outputs: Sequence[DispatchOutput],
+    ranks: _Ranks, streams: _Streams, inputs: Sequence[DispatchInput], outputs: Sequence[DispatchOutput]
 ) -> None: ...
-def dispatch_async_all(
-    ranks: Sequence[Communicator], streams: Sequence[int], inputs: Sequence[DispatchInput]
-) -> None: ...
-def dispatch_wait_all(
-    ranks: Sequence[Communicator], streams: Sequence[int], outputs: Sequence[DispatchOutput]
-) -> None: ...
+def dispatch_async_all(ranks: _Ranks, streams: _Streams, inputs: Sequence[DispatchInput]) -> None: ...
+def dispatch_wait_all(ranks: _Ranks, streams: _Streams, outputs: Sequence[DispatchOutput]) -> None: ...
 def combine_all(
-    ranks: Sequence[Communicator],
-    streams: Sequence[int],
-    inputs: Sequence[CombineInput],
-    outputs: Sequence[CombineOutput],
+    ranks: _Ranks, streams: _Streams, inputs: Sequence[CombineInput], outputs: Sequence[CombineOutput]
 ) -> None: ...
 def combine_async_all(
-    ranks: Sequence[Communicator],
-    streams: Sequence[int],
-    inputs: Sequence[CombineInput],
-    outputs: Sequence[CombineOutput],
+    ranks: _Ranks, streams: _Streams, inputs: Sequence[CombineInput], outputs: Sequence[CombineOutput]
 ) -> None: ...
-def combine_wait_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
-def dispatch_counts_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
-def give_up_all(ranks: Sequence[Communicator], streams: Sequence[int]) -> None: ...
+def combine_wait_all(ranks: _Ranks, streams: _Streams) -> None: ...
+def dispatch_counts_all(ranks: _Ranks, streams: _Streams) -> None: ...
+def give_up_all(ranks: _Ranks, streams: _Streams) -> None: ...
 def dlpack(
-    address: int,
-    device: tuple[int, int],
-    element: tuple[int, int],
-    shape: Sequence[int],
-    strides: Sequence[int],
-    owner: object,
+    address: int, device: _Pair, element: _Pair, shape: Sequence[int], strides: Sequence[int], owner: object
 ) -> object: ...
 def decode_rows(
     plan: Plan,

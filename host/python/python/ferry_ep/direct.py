@@ -6,21 +6,17 @@ Each returns ``None`` for other arguments, and has enqueued nothing then: the ca
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ._ferry import Reader
 from .calls import Answers, codes_and_scales
-from .outputs import TENSORS, DispatchOutput
+from .outputs import DispatchOutput
 from .tensors import reader_of, reader_of_torch
 
 if TYPE_CHECKING:
     from .rank import Rank
 
 __all__ = ["combine", "dispatch", "dispatch_async", "dispatch_wait"]
-
-#: Returns all tensors of outputs.
-_fields = attrgetter(*TENSORS)
 
 
 def dispatch(
@@ -37,7 +33,6 @@ def dispatch(
     if tensors is None:
         return None
     rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors)
-    rank._drive()
     return out
 
 
@@ -48,7 +43,6 @@ def dispatch_async(rank: Rank, x: Any, topk_ids: Any, topk_weights: Any) -> bool
     if reader is None:
         return None
     rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), None)
-    rank._drive()
     return True
 
 
@@ -59,7 +53,6 @@ def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
     if tensors is None or reader is None:
         return None
     rank._native._dispatch_wait_tensors(reader, tensors)
-    rank._drive()
     return out
 
 
@@ -75,7 +68,6 @@ def combine(rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str
     out, weights = rank._result(answers, out, weights, data_type)
     given = (rows, topk_weights, received, first, second)
     rank._native._combine_tensors(reader, given, (out, weights), is_half)
-    rank._drive()
     return out if weights is None else (out, weights)
 
 
@@ -92,11 +84,11 @@ def _tensors(rank: Rank, out: DispatchOutput) -> list[Any] | None:
     """Returns the tensors of outputs in the order of the plan's, unless there are others, too few, or of
     other sizes than the outputs say.
     """
-    tensors = [getattr(out, name) for name in rank._output_names()]
-    given = [value for value in _fields(out) if value is not None]
-    if len(given) != len(tensors) or any(value is None for value in tensors) or reader_of(given) is None:
+    take, has = rank._fields()
+    tensors = take(out)
+    if reader_of(tensors, has) is None:
         return None
     has_blocks = out.scale_offsets is not None
     if out.src_info.shape[0] != out.rows or (has_blocks and out.scales.shape[0] != out.scale_blocks):
         return None
-    return tensors
+    return [tensor for tensor in tensors if tensor is not None]

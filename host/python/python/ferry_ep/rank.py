@@ -8,15 +8,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
 from .calls import Answers, Call, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
 from .memory import DeviceArray, View, _Memory
-from .outputs import DispatchOutput, TensorLayout
-from .tensors import allocate, element
+from .outputs import TENSORS, DispatchOutput
+from .tensors import Repeated, allocate, element
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,6 +45,24 @@ def _this_thread() -> _Thread:
 
 def _nobody() -> None:
     return None
+
+
+class _Made(NamedTuple):
+    """Outputs of a dispatch, and what was asked for: type and value of the capacity, type of the ids."""
+
+    asked: tuple[type, int | str, str]
+    rows: int
+    blocks: int
+    names: list[str]
+    arrays: Repeated
+
+
+class _Results(NamedTuple):
+    """Results of a combine, and what was asked for: tokens, whether rows stay apart, type of the sums."""
+
+    asked: tuple[int, bool, str]
+    sums: Repeated
+    weights: Repeated
 
 
 class Rank:
@@ -93,8 +111,10 @@ class Rank:
         self._open: Call | None = None
         #: Names of a dispatch's outputs, once they were asked for.
         self._names: list[str] | None = None
-        #: Layout of the outputs that were made last, with what was asked for, and their capacity.
-        self._layout: tuple[tuple[type, int | str, str], tuple[int, int], list[TensorLayout]] | None = None
+        self._taken: tuple[Callable[[Any], tuple[Any, ...]], tuple[bool, ...]] | None = None
+        #: Outputs of a dispatch and results of a combine that were made last.
+        self._made: _Made | None = None
+        self._results: _Results | None = None
         #: Handle for torch's operators, once there is one.
         self._torch_handle: int | None = None
         self._stream_index = int(native.device[5:]) if native.device.startswith("cuda:") else None
@@ -157,18 +177,14 @@ class Rank:
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
-        asked, made = (type(capacity), capacity, id_type), self._layout
-        if made is None or made[0] != asked:
-            layout = self.plan.output_layout(capacity, id_type=id_type)
-            made = self._layout = asked, self.plan._capacity(capacity), layout
-        _, (rows, blocks), layout = made
-        tensors: dict[str, Any] = {}
-        for name, data_type, shape, _, _ in layout:
-            if like is None:
-                tensors[name] = self.empty(tuple(shape), data_type)
-            else:
-                tensors[name] = allocate(like, data_type, shape)
-        return DispatchOutput(**tensors, rows=rows, scale_blocks=blocks)
+        asked, made = (type(capacity), capacity, id_type), self._made
+        if made is None or made.asked != asked:
+            layouts = self.plan.output_layout(capacity, id_type=id_type)
+            arrays = Repeated([(of.data_type, of.shape) for of in layouts])
+            names = [of.name for of in layouts]
+            made = self._made = _Made(asked, *self.plan._capacity(capacity), names, arrays)
+        named = dict(zip(made.names, self._allocated(made.arrays, like), strict=True))
+        return DispatchOutput(**named, rows=made.rows, scale_blocks=made.blocks)
 
     def view(self) -> View:
         """Returns the received rows of the last dispatch, which stay in the library's window.
@@ -325,22 +341,31 @@ class Rank:
 
     def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
         """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
-        config, data_type = self.plan.config, element(data_type)
-        tokens, _ = self._native._last()
-
-        def made(shape: list[int], data_type: str) -> Any:
-            if isinstance(given.expert_rows, (_Memory, _ferry.Tensor)):
-                return self.empty(tuple(shape), data_type)
-            return allocate(given.expert_rows, data_type, shape)
-
-        if weights is None and given.received_weights is not None:
-            weights = made([tokens, config.top_k], "f32")
+        data_type = element(data_type)
+        has_weights = weights is None and given.received_weights is not None
+        if out is not None and not has_weights:
+            return out, weights
+        config, (tokens, _) = self.plan.config, self._native._last()
+        is_apart = config.combine == "exact" and given.topk_weights is None
+        asked, made = (tokens, is_apart, data_type), self._results
+        if made is None or made.asked != asked:
+            shape = [tokens, config.top_k, config.hidden] if is_apart else [tokens, config.hidden]
+            weights_of = Repeated([("f32", [tokens, config.top_k])])
+            made = self._results = _Results(asked, Repeated([(data_type, shape)]), weights_of)
+        like = given.expert_rows
+        if isinstance(like, (_Memory, _ferry.Tensor)):
+            like = None
+        if has_weights:
+            weights = self._allocated(made.weights, like)[0]
         if out is None:
-            shape = [tokens, config.hidden]
-            if config.combine == "exact" and given.topk_weights is None:
-                shape.insert(1, config.top_k)
-            out = made(shape, data_type)
+            out = self._allocated(made.sums, like)[0]
         return out, weights
+
+    def _allocated(self, arrays: Repeated, like: Any) -> list[Any]:
+        """Allocates arrays like ``like``; ``None`` for :class:`ferry_ep.DeviceArray`."""
+        if like is None:
+            return [self.empty(tuple(shape), data_type) for data_type, shape in arrays.layouts]
+        return arrays.allocate(like)
 
     def _stream(self, stream: Any) -> int:
         """Returns the handle of a stream."""
@@ -362,6 +387,17 @@ class Rank:
         if self._names is None:
             self._names = [name for name, *_ in self.plan._output_layout(*self.plan._capacity("max"))]
         return self._names
+
+    def _fields(self) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[bool, ...]]:
+        """Returns a function that takes all tensors of outputs, the plan's first and in its order, and which
+        of them the plan has.
+        """
+        if self._taken is None:
+            names = self._output_names()
+            others = [name for name in TENSORS if name not in names]
+            has = (*(True for _ in names), *(False for _ in others))
+            self._taken = operator.attrgetter(*names, *others), has
+        return self._taken
 
     def _drive(self) -> None:
         """Notes that this thread makes a call of a round."""

@@ -1,0 +1,87 @@
+"""Tensors of torch as the native module reads them, and as they are allocated."""
+
+from __future__ import annotations
+
+import ferry_ep as ferry
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_objects_that_only_say_that_they_are_tensors_are_refused(bench):
+    reader = ferry._ferry.Reader.of(torch.Tensor)
+    if reader is None:
+        pytest.skip("this torch has no exchange API")
+
+    class Claims:
+        __class__ = torch.Tensor
+
+    native = bench(2).ranks[0]._native
+    with pytest.raises(ferry.TensorError, match="tensor x: wanted a tensor of bf16, given Claims"):
+        native._dispatch_tensors(reader, (Claims(), Claims(), None, None), [])
+
+
+def odd_tensors(device):
+    """Tensors of all kinds, f32 if nothing else is said, and whether a call on a GPU can read them."""
+    whole = torch.arange(24.0, device=device).view(2, 3, 4)
+    return [
+        (whole, True),
+        (whole[:, 1:], True),
+        (whole.transpose(0, 1), True),
+        (whole[:, :1].expand(2, 3, 4), True),
+        (whole[:0], True),
+        (whole.bfloat16(), True),
+        (torch.zeros(3, 0, 4, device=device).transpose(0, 2), True),
+        (torch.zeros(1, 3, 4, device=device).as_strided((1, 3, 4), (7, 4, 1)), True),
+        (torch.zeros(2, 3, 4, dtype=torch.bool, device=device), True),
+        (torch.tensor(1.0, device=device), True),
+        (torch.zeros(1, 1, 1, 1, 1, 1, device=device), True),
+        (torch.complex(whole, whole).conj().imag, False),
+        (whole.clone().requires_grad_(), False),
+        (torch.nn.Parameter(whole.clone(), requires_grad=False), False),
+        (whole.to_sparse(), False),
+        (torch.zeros(2, 3, 4, dtype=torch.uint32, device=device), False),
+    ]
+
+
+def test_native_checks_of_tensors_are_those_of_torch(bench):
+    reader = ferry._ferry.Reader.of(torch.Tensor)
+    if reader is None:
+        pytest.skip("this torch has no exchange API")
+    of = bench(1)
+    with torch.enable_grad():
+        odd = odd_tensors(of.device)
+    shapes = [tuple(tensor.shape) for tensor, _ in odd] + [(2, 3), (2, None, 4), (None,), (), (2, 3, 5)]
+    for tensor, can_read in odd:
+        assert reader.takes((tensor,), True) == reader.takes((None, tensor), True)
+        assert reader.takes((tensor,), True) == (can_read and of.device != "cpu")
+        assert reader.takes((tensor,), False) == ((can_read or tensor.requires_grad) and of.device != "cpu")
+        for shape in shapes:
+            is_shaped = len(shape) == tensor.dim() and all(
+                wanted in (None, size) for wanted, size in zip(shape, tensor.shape, strict=True)
+            )
+            is_plain = tensor.layout is torch.strided and tensor.dim() <= 5
+            fits = is_shaped and is_plain and tensor.is_contiguous()
+            assert reader.fits(tensor, tensor.dtype, shape) == fits, (tensor, shape)
+            assert not reader.fits(tensor, torch.int16, shape)
+    assert not any(reader.fits(value, torch.float32, ()) for value in (None, 1.0, np.zeros(())))
+    one, none = odd[0][0], None
+    assert not reader.takes((one, none), True, (True, True))
+    assert not reader.takes((one, one), True, (True, False))
+    assert reader.takes((one, none), True, (True, False)) == (of.device != "cpu")
+
+
+def test_arrays_that_are_made_again_have_memory_of_their_own(bench):
+    of = bench(1)
+    made = ferry.tensors.Repeated([("bf16", [3, 8]), ("i64", [5]), ("f32", [0, 2])])
+    like = torch.zeros(1, device=of.device)
+    wanted = [(torch.bfloat16, (3, 8)), (torch.int64, (5,)), (torch.float32, (0, 2))]
+    kept = [made.allocate(like) for _ in range(4)]
+    for tensors in kept:
+        assert [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors] == wanted
+        assert all(tensor.is_contiguous() and tensor.device == like.device for tensor in tensors)
+    places = {tensor.data_ptr() for tensors in kept for tensor in tensors if tensor.numel()}
+    assert len(places) == 8
+    assert [type(array) for array in made.allocate(np.zeros(1))] == [np.ndarray] * 3
+    assert made.allocate(like)[0].untyped_storage().nbytes() == 48
