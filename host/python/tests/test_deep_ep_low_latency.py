@@ -27,7 +27,7 @@ from deep_ep_blocks import (  # noqa: E402
     sums,
 )
 from deep_ep_rig import Tokens, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import latency_rounds, settings  # noqa: E402
+from ferry_ep.deep_ep import events, latency_rounds, settings  # noqa: E402
 from oracle import blockwise  # noqa: E402
 
 
@@ -333,12 +333,9 @@ def test_one_buffer_serves_both_modes_in_turn(world):
 def test_graphs_keep_the_communicators_of_both_halves(world, monkeypatch, is_captured):
     kept = []
 
-    class Halves(latency_rounds.Halves):
-        def __init__(self, like):
-            super().__init__(like)
-            self.is_captured = is_captured
-
-    monkeypatch.setattr(latency_rounds, "Halves", Halves)
+    halves = events.Halves(None, 0, is_captured)
+    monkeypatch.setattr(events.InPlace, "halves", lambda work, like: halves)
+    monkeypatch.setattr(events.Halves, "of", lambda like: halves)
     monkeypatch.setattr(latency_rounds, "_retain", kept.append)
     of = world(1)
     tokens = Tokens(71, of, [4], hidden=128)

@@ -70,7 +70,7 @@ def cuda(monkeypatch):
     def work(previous=None, is_async=False, allocate=False, fails=False):
         log.clear()
         caller = now[-1]
-        with events.Ordered(streams, OnDevice.device, previous, is_async, allocate) as ordered:
+        with streams.ordered(OnDevice.device, previous, is_async, allocate) as ordered:
             ordered.reads(Recorded("input", log), None)
             log.append(f"work on {now[-1].name}")
             if fails:
@@ -188,12 +188,12 @@ def test_calls_work_on_a_buffers_stream_that_the_caller_uses(cuda):
 def test_what_another_stream_made_is_marked_as_used(cuda):
     ids = Recorded("ids", cuda.log)
     for is_async, made_on, wanted in ((False, "caller", []), (True, "caller", ["ids is used on buffer"])):
-        with events.Ordered(cuda.streams, OnDevice.device, None, is_async, False) as ordered:
+        with cuda.streams.ordered(OnDevice.device, None, is_async, False) as ordered:
             cuda.log.clear()
             ordered.keeps(hash(made_on), ids, None)
             assert cuda.log == wanted
     cuda()
-    with events.Ordered(cuda.streams, OnDevice.device, None, False, False) as ordered:
+    with cuda.streams.ordered(OnDevice.device, None, False, False) as ordered:
         cuda.log.clear()
         ordered.keeps(hash("buffer"), ids, None)
         assert cuda.log == ["ids is used on caller"]
@@ -258,7 +258,7 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     external = lambda handle, device: Stream(f"stream {handle}", log)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "ExternalStream", external)
     log.clear()
-    halves = events.Halves(OnDevice())
+    halves = events.Halves.of(OnDevice())
     halves.follow(Recorded("result", log))
     assert log == [] and not halves.is_captured
     current[0] = 2
@@ -266,7 +266,7 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     assert log == ["caller waits for stream 1", "result is used on caller"]
     log.clear()
     cuda.capturing[0] = True
-    assert events.Halves(OnDevice()).is_captured
+    assert events.Halves.of(OnDevice()).is_captured
     with halves.entered():
         assert torch.cuda.current_stream().name == "stream 2"
     halves.follow(Recorded("result", log))
@@ -282,7 +282,7 @@ def test_the_default_stream_is_found_by_its_handle(monkeypatch):
 
 
 def test_on_the_cpu_a_hook_waits_for_no_stream():
-    halves = events.Halves(torch.zeros(1))
+    halves = events.Halves.of(torch.zeros(1))
     halves.follow(torch.zeros(1))
     assert halves.stream is None and not halves.is_captured
     with halves.entered():

@@ -265,25 +265,26 @@ class Buffer(LowLatency):
         if num_tokens_per_rdma_rank is not None:
             refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
         order = Order(previous_event, async_finish, allocate_on_comm_stream)
+        tokens = sent.tokens.shape[0]
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
-            rows_of(x, len(routing.ids))
+            rows_of(x, routing.ids.shape[0])
             rows, event = runtime.send_again(sent, routing, num_sms=num_sms, order=order)
             return rows, None, None, None, None, event
         experts, *layout = require_layout(
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, len(sent.tokens), self.group_size
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, tokens, self.group_size
         )
         if topk_idx is not None or topk_weights is not None:
-            topk = require_topk(topk_idx, topk_weights, len(sent.tokens))
+            topk = require_topk(topk_idx, topk_weights, tokens)
             worst = num_worst_tokens or None
             received = runtime.send(sent, topk, experts, layout[0], worst=worst, num_sms=num_sms, order=order)
         elif num_worst_tokens:
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
         else:
             received = runtime.send_by_rank(sent, *layout, num_sms=num_sms, order=order)
-        return received.aligned(expert_alignment)
+        return received if expert_alignment == 1 else received.aligned(expert_alignment)
 
     def combine(
         self,

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["EventHandle", "EventOverlap", "Halves", "Ordered", "Streams", "current_handle"]
+__all__ = [
+    "WITH_HOOK",
+    "EventHandle",
+    "EventOverlap",
+    "Halves",
+    "InPlace",
+    "Ordered",
+    "Streams",
+    "current_handle",
+]
 
 
 class EventHandle:
@@ -86,6 +95,8 @@ class Streams:
         self._behind: Any = None
         #: Whether the last call is in that stream itself.
         self._holds_call = False
+        #: Work in that stream alone, if the last call was; calls may be there then.
+        self._in_place: InPlace | None = None
 
     def own(self, device: torch.device) -> Any:
         """Returns the buffer's own stream, ``None`` on the CPU."""
@@ -99,7 +110,7 @@ class Streams:
     def lend(self, device: torch.device) -> Any:
         """Returns the buffer's own stream, behind all calls, and lets later calls use it."""
         own = self.own(device)
-        self._is_lent = True
+        self._is_lent, self._in_place = True, None
         self.follow()
         return own
 
@@ -108,22 +119,40 @@ class Streams:
         """The stream of the last call; ``None`` on the CPU, and before the first."""
         return self._behind if self._holds_call else self._own
 
-    def take_current(self, device: torch.device) -> bool:
-        """Whether a call can be in the current stream alone. If so, notes it."""
+    def ordered(
+        self,
+        device: torch.device,
+        previous_event: EventOverlap | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> InPlace | Ordered:
+        """Returns the block of a call's work, which begins now. Errors are those of :class:`Ordered`."""
+        event = None if previous_event is None else getattr(previous_event.event, "_event", None)
+        if event is None and not async_finish and not allocate_on_comm_stream:
+            if device.type != "cuda":
+                return _ON_CPU
+            found = self._in_place
+            # Each call comes here, and steps in Python add up: so this one is taken first.
+            if found is None or found.handle != torch._C._cuda_getCurrentRawStream(device.index):
+                found = self._take_current(device)
+            if found is not None and not torch.cuda.is_current_stream_capturing():
+                self._in_place, self._behind, self._holds_call = found, found.stream, True
+                return found
+        return Ordered(self, device, previous_event, async_finish, allocate_on_comm_stream)
+
+    def _take_current(self, device: torch.device) -> InPlace | None:
+        """Returns work in the current stream alone, if calls can be there."""
         if self._is_lent or torch.cuda.is_current_stream_capturing():
-            return False
-        behind = self._behind
+            return None
+        handle, behind = current_handle(device), self._behind
         if behind is None:
             # Now, as it could not be made in a capture.
             self.own(device)
             behind = torch.cuda.current_stream(device)
-        elif behind.cuda_stream != current_handle(device):
-            return False
         # Torch's own streams live as long as the process; the number of another one is its handle.
-        if behind.cuda_stream != 0 and behind.stream_id == behind.cuda_stream:
-            return False
-        self._behind, self._holds_call = behind, True
-        return True
+        if behind.cuda_stream != handle or (handle != 0 and behind.stream_id == handle):
+            return None
+        return InPlace(behind, device, handle)
 
     def follow(self, current: Any = None) -> None:
         """Lets the buffer's own stream wait for a call that is in another one, unless that is ``current``,
@@ -140,7 +169,7 @@ class Streams:
         none until its graph is launched.
         """
         if not torch.cuda.is_current_stream_capturing():
-            self._behind, self._holds_call = behind, False
+            self._behind, self._holds_call, self._in_place = behind, False, None
 
 
 def current_handle(device: torch.device | None) -> int:
@@ -148,6 +177,102 @@ def current_handle(device: torch.device | None) -> int:
     if device is None or device.type != "cuda":
         return 0
     return int(torch._C._cuda_getCurrentRawStream(device.index))
+
+
+class Halves:
+    """Stream of the last half of a call, torch's current one when that was made; none on the CPU."""
+
+    def __init__(self, device: torch.device | None, handle: int, is_captured: bool) -> None:
+        """Takes the GPU, its current stream's handle, and whether that is captured."""
+        self._device, self.handle, self.is_captured = device, handle, is_captured
+
+    @classmethod
+    def of(cls, like: Tensor) -> Self:
+        """Notes the current stream of the device of ``like``. Does not synchronize."""
+        if not like.is_cuda:
+            return cls(None, 0, False)
+        device = like.device
+        return cls(device, current_handle(device), torch.cuda.is_current_stream_capturing())
+
+    @property
+    def stream(self) -> Any:
+        """The stream; ``None`` on the CPU."""
+        if self._device is None:
+            return None
+        return stream_of(self.handle, self._device)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Returns a block in which the stream is torch's current one."""
+        return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
+
+    def follow(self, *tensors: Tensor | None) -> None:
+        """Notes the current stream for the second half. If it is another one, it waits for that of the first,
+        of which ``tensors`` are.
+        """
+        handle = current_handle(self._device)
+        if handle == self.handle:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self.stream)
+        self.handle = handle
+        if not torch.cuda.is_current_stream_capturing():
+            _record(current, tensors)
+
+
+class InPlace:
+    """Work of a call in torch's current stream, where it is in order, or on the CPU, which has no streams.
+    Serves any number of calls.
+    """
+
+    def __init__(self, stream: Any, device: torch.device | None, handle: int) -> None:
+        self.stream, self.handle = stream, handle
+        self._device, self._halves = device, Halves(device, handle, False)
+
+    @property
+    def event(self) -> EventOverlap:
+        """An event that is none."""
+        return EventOverlap()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def halves(self, like: Tensor) -> Halves:
+        """Returns the stream of the call, which has no other half."""
+        return self._halves
+
+    def reads(self, *tensors: Tensor | None) -> None:
+        """Does nothing, as the stream is the tensors' own, or waits for it."""
+
+    def returns(self, *tensors: Tensor | None) -> None:
+        """Does nothing, as the tensors are made on the caller's stream."""
+
+    def keeps(self, made_on: int, *tensors: Tensor | None) -> None:
+        """As :meth:`Ordered.keeps`."""
+        if made_on != self.handle and self._device is not None:
+            _record(torch.cuda.current_stream(self._device), tensors)
+
+
+#: On the CPU all work is in order.
+_ON_CPU = InPlace(None, None, 0)
+
+
+class _WithHook(InPlace):
+    """Work in the current stream, whatever came before: a hook does the rest."""
+
+    def halves(self, like: Tensor) -> Halves:
+        """Returns the stream of the call's last half, which may be captured."""
+        return Halves.of(like)
+
+
+WITH_HOOK = _WithHook(None, None, 0)
 
 
 class Ordered:
@@ -186,8 +311,6 @@ class Ordered:
         if self._device.type != "cuda":
             return self
         event = None if self._previous is None else self._previous._event
-        if event is None and not self._is_async and self._streams.take_current(self._device):
-            return self
         self._own = self._streams.own(self._device)
         self._current = torch.cuda.current_stream(self._device)
         if event is None:
@@ -230,6 +353,10 @@ class Ordered:
         """Notes tensors that were made in the block, and that the caller gets."""
         self._record(self._current, tensors)
 
+    def halves(self, like: Tensor) -> Halves:
+        """Returns the stream of the call's last half."""
+        return Halves.of(like)
+
     def keeps(self, made_on: int, *tensors: Tensor | None) -> None:
         """Notes tensors of an earlier call that the work reads, made where the current stream had the handle
         ``made_on``.
@@ -240,47 +367,14 @@ class Ordered:
     def _record(self, stream: Any, tensors: tuple[Tensor | None, ...]) -> None:
         if stream is None:
             return
-        is_captured = torch.cuda.is_current_stream_capturing()
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            if is_captured:
-                self._tensors.append(tensor)
-            else:
-                tensor.record_stream(stream)
+        if torch.cuda.is_current_stream_capturing():
+            self._tensors += [tensor for tensor in tensors if tensor is not None]
+        else:
+            _record(stream, tensors)
 
 
-class Halves:
-    """Stream of the last half of a call, torch's current one when that was made; none on the CPU."""
-
-    def __init__(self, like: Tensor | None) -> None:
-        """Notes the current stream of the device of ``like``. Does not synchronize."""
-        self._device = like.device if like is not None and like.is_cuda else None
-        self._handle = current_handle(self._device)
-        self.is_captured = self._device is not None and torch.cuda.is_current_stream_capturing()
-
-    @property
-    def stream(self) -> Any:
-        """The stream; ``None`` on the CPU."""
-        if self._device is None:
-            return None
-        return stream_of(self._handle, self._device)
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """Returns a block in which the stream is torch's current one."""
-        return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
-
-    def follow(self, *tensors: Tensor | None) -> None:
-        """Notes the current stream for the second half. If it is another one, it waits for that of the first,
-        of which ``tensors`` are.
-        """
-        handle = current_handle(self._device)
-        if handle == self._handle:
-            return
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self.stream)
-        self._handle = handle
-        if not torch.cuda.is_current_stream_capturing():
-            for tensor in tensors:
-                if tensor is not None:
-                    tensor.record_stream(current)
+def _record(stream: Any, tensors: tuple[Tensor | None, ...]) -> None:
+    """Tells the allocator that a stream uses tensors."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(stream)

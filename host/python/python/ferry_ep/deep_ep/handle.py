@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..outputs import DispatchOutput
 from .rounds import Routing
+from .sources import Sources
 
 __all__ = ["Handle"]
 
@@ -28,15 +28,12 @@ class Handle(tuple[Any, ...]):
     """
 
     _rank: int
-    _src_info: Tensor
-    _source_counts: Tensor
+    _sources: Sources
 
-    def __new__(cls, rank: int, out: DispatchOutput, is_token_in_rank: Tensor, routing: Routing) -> Handle:
+    def __new__(cls, rank: int, sources: Sources, is_token_in_rank: Tensor, routing: Routing) -> Handle:
         """Made by a dispatch alone."""
         made = super().__new__(cls, (None, None, None, None, is_token_in_rank, routing))
-        made._rank = rank
-        # Not the rows: engines keep handles until their backward pass.
-        made._src_info, made._source_counts = out.src_info, out.source_counts
+        made._rank, made._sources = rank, sources
         return made
 
     @property
@@ -52,7 +49,7 @@ class Handle(tuple[Any, ...]):
         if at == _PREFIX:
             return self._prefix()
         if at == _SOURCE_TOKENS:
-            return self._src_info[:, 1]
+            return self._sources.src_info(self.routing.rows)[:, 1]
         return tuple.__getitem__(self, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,8 +60,8 @@ class Handle(tuple[Any, ...]):
         return f"<ferry_ep.deep_ep handle of {len(routing.ids)} tokens, {routing.rows} rows>"
 
     def _prefix(self) -> Tensor:
-        counts = self._source_counts
-        ranks = len(counts)
+        ranks = self[_IS_IN_RANK].shape[1]
+        counts = self._sources.rest(self.routing.rows).view(torch.int32)[:ranks]
         ends = torch.full((ranks, ranks), -1, dtype=torch.int32, device=counts.device)
         ends[:, self._rank] = torch.cumsum(counts, 0)
         return ends

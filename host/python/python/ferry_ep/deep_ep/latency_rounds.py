@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._ferry import Plan
 from ..communicator import Communicator
 from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import TENSORS, DispatchOutput
 from ..torch import _retain
-from .events import Halves, current_handle
-from .rounds import MOST_OPEN, Rounds
+from . import anew
+from .anew import Anew, Model
+from .events import Halves, InPlace, Ordered
+from .rounds import MOST_OPEN, Rounds, Sums
+from .sources import Sources
 
-__all__ = ["LatencyHandle", "LatencyLane"]
+__all__ = ["Blocks", "LatencyHandle", "LatencyLane"]
 
 #: Outputs of padded blocks that follow from the plan, or from others.
 _UNSEEN = ("row_offsets", "expert_ids", "row_ends")
+#: Elements that share a scale.
+_GROUP = 128
 
 
 class LatencyHandle(tuple[Any, ...]):
@@ -27,7 +34,8 @@ class LatencyHandle(tuple[Any, ...]):
 
     0: int32 ``[local_experts, ranks * num_max_dispatch_tokens_per_rank]``, the token of each row on its
     source. 1: int64 ``[local_experts, ranks]``, the rows of each source: begin in the upper 32 bits, number
-    in the lower ones. 2: ``num_max_dispatch_tokens_per_rank``. 3: hidden size. 4: number of experts.
+    in the lower ones. 2: ``num_max_dispatch_tokens_per_rank``. 3: hidden size. 4: number of experts. The
+    first two are made when they are read, on the current stream, as engines read neither.
     """
 
     lane: LatencyLane
@@ -36,15 +44,83 @@ class LatencyHandle(tuple[Any, ...]):
     """Tokens and top-k slots of the dispatch."""
     scratch: Tensor | None
     """Memory of a combine with ``zero_copy``, once it was asked for."""
+    sources: Sources
+    """Where the rows came from."""
+
+    def __new__(cls, lane: LatencyLane, topk: tuple[int, int], sources: Sources) -> LatencyHandle:
+        """Made by a dispatch alone."""
+        made = super().__new__(cls, (None, None, *lane.sizes))
+        made.lane, made.topk, made.sources, made.scratch = lane, topk, sources, None
+        return made
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
         """Shape of the rows: local experts, rows of each, hidden size."""
-        experts, rows = self[0].shape
-        return experts, rows, self[3]
+        return self.lane.block_shape
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, int):
+            return tuple(self)[index]
+        at = index + len(self) if index < 0 else index
+        experts, rows, _ = self.block_shape
+        if at == 0:
+            return self.sources.src_info(experts * rows)[:, 0].view(experts, rows)
+        if at == 1:
+            return self.sources.rest(experts * rows).view(experts, -1)
+        return tuple.__getitem__(self, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[at] for at in range(len(self)))
 
     def __repr__(self) -> str:
         return f"<ferry_ep.deep_ep low-latency handle of {self.topk[0]} tokens>"
+
+
+class Blocks(NamedTuple):
+    """Results of a dispatch."""
+
+    rows: Tensor
+    """``[local_experts, B, hidden]``."""
+    scales: Tensor | None
+    """f32 ``[local_experts, B, hidden / 128]``, with adjacent rows next to each other in memory."""
+    counts: Tensor
+    """int32 ``[local_experts]``, the rows of each."""
+    sources: Sources
+
+    @classmethod
+    def of(cls, out: DispatchOutput, shape: tuple[int, int, int]) -> Blocks:
+        """Returns the outputs of a dispatch in blocks of this shape."""
+        scales = out.scales
+        if scales is not None:
+            scales = scales.view(shape[0], shape[2] // _GROUP, shape[1]).transpose(1, 2)
+        return cls(
+            out.tokens.view(shape), scales, out.expert_counts, Sources(out.src_info, out.source_ranges)
+        )
+
+
+class _Half(NamedTuple):
+    """Second half of a dispatch, and the tensors that it writes."""
+
+    wait: Callable[[], Any]
+    written: list[Tensor]
+
+
+def _models(plan: Plan, shape: tuple[int, int, int], device: torch.device) -> list[Model]:
+    """Returns the tensors of a dispatch on a GPU: those of :class:`Blocks`, then one that no caller sees."""
+    experts, rows, hidden = shape
+    has_scales = plan.config.format == "fp8"
+    data_type = torch.float8_e4m3fn if has_scales else torch.bfloat16
+    models = [Model(torch.empty(shape, dtype=data_type, device=device), ("tokens",))]
+    if has_scales:
+        scales = torch.empty(experts, hidden // _GROUP, rows, device=device)
+        models.append(Model(scales.transpose(1, 2), ("scales",)))
+    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    return [
+        *models,
+        Model(counts, ("expert_counts",)),
+        Model(None, ("src_info", "source_ranges")),
+        Model(None, _UNSEEN, is_kept=True),
+    ]
 
 
 class _Round:
@@ -56,33 +132,28 @@ class _Round:
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
         #: Stream of the last call.
-        self.halves = Halves(None)
-        #: Outputs of every dispatch that no caller sees, and those that are allocated for each.
-        self._unseen: dict[str, Tensor] = {}
-        self._seen: list[tuple[str, torch.Size, torch.dtype]] = []
-        self._rows = 0
-        #: Handle of the stream that was current when these were made.
+        self.halves = Halves(None, 0, False)
+        plan = communicator.plan
+        #: Local experts, rows of each, hidden size.
+        self.shape = (plan.local_experts, plan.max_rows // plan.local_experts, plan.config.hidden)
+        #: Tensors of the next dispatches, and handle of the stream that was current when they were made.
+        self._anew: Anew | None = None
         self._made_on = -1
+        self.sums = Sums(plan.config.hidden, torch.bfloat16)
 
-    def outputs(self, like: Tensor, *, is_captured: bool) -> DispatchOutput:
-        """Returns outputs on the device of ``like``, not cleared."""
-        made_on = current_handle(like.device)
-        if self._made_on != made_on or is_captured:
-            out = self.communicator.outputs(like, id_type="i64")
-            if not is_captured:
-                # Those of a graph belong to it, and those of another stream are freed by its order.
-                self._keep(out, made_on)
-            return out
-        device = like.device
-        seen = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in self._seen}
-        return DispatchOutput(**seen, **self._unseen, rows=self._rows)
-
-    def _keep(self, out: DispatchOutput, made_on: int) -> None:
-        """Keeps the outputs of the next dispatches that no caller sees."""
-        given = {name: tensor for name in TENSORS if (tensor := getattr(out, name)) is not None}
-        self._unseen = {name: tensor for name, tensor in given.items() if name in _UNSEEN}
-        self._seen = [(name, of.shape, of.dtype) for name, of in given.items() if name not in _UNSEEN]
-        self._rows, self._made_on = out.rows, made_on
+    def anew(self, like: Tensor) -> Anew | None:
+        """Returns the tensors of a dispatch on the device of ``like``; ``None`` on the CPU."""
+        halves, device = self.halves, like.device
+        if self._made_on == halves.handle and not halves.is_captured:
+            return self._anew
+        if not anew.is_direct(device):
+            return None
+        plan = self.communicator.plan
+        made = Anew(plan.output_layout(id_type="i64"), _models(plan, self.shape, device), device)
+        if not halves.is_captured:
+            # Those of a graph belong to it, and those of another stream are freed by its order.
+            self._anew, self._made_on = made, halves.handle
+        return made
 
     def hook_of(
         self,
@@ -101,7 +172,8 @@ class _Round:
                 self.halves.follow(*used)
                 wait()
                 self.hook = None
-                self.retain()
+                if self.halves.is_captured:
+                    self.retain()
             if pending is not None:
                 pending()
                 pending = None
@@ -110,79 +182,116 @@ class _Round:
         return hook
 
     def retain(self) -> None:
-        """Lets a graph that is captured keep the communicator alive."""
-        if self.halves.is_captured:
-            _retain(self.communicator)
+        """Lets the graph that is captured keep the communicator alive."""
+        _retain(self.communicator)
 
 
 class LatencyLane(Rounds[_Round]):
     """Rounds of low-latency mode. Hooks are collective calls, too. A round is open from when it was sent."""
+
+    def __init__(
+        self, connect: Callable[[], Communicator], sizes: tuple[int, int, int], ranks: int, is_strict: bool
+    ) -> None:
+        super().__init__(connect, is_strict)
+        #: Tokens of a rank, hidden size, experts.
+        self.sizes = sizes
+        tokens, hidden, experts = sizes
+        self.block_shape = (experts // ranks, ranks * tokens, hidden)
 
     def dispatch(
         self,
         x: Any,
         ids: Tensor,
         *,
+        ordered: InPlace | Ordered,
         is_split: bool,
-        handle_of: Callable[[DispatchOutput], LatencyHandle],
-        finish: Callable[[DispatchOutput], None],
+        finish: Callable[[Blocks], None] | None = None,
         written: tuple[Tensor | None, ...] = (),
-    ) -> tuple[DispatchOutput, LatencyHandle, Callable[[], None] | None]:
+        handle: LatencyHandle | None = None,
+    ) -> tuple[Blocks, LatencyHandle, Callable[[], None] | None]:
         """Opens a round of ``x``: rows, or a tuple of FP8 rows and scales. ``finish`` enqueues what follows
         the receipt, and writes ``written``. ``is_split``: sends alone, and returns the hook that does
-        the rest.
+        the rest. ``handle``: that of the round, a new one by default.
         """
         opened = self._acquire()
-        communicator = opened.communicator
-        halves = Halves(ids)
-        out = opened.outputs(ids, is_captured=halves.is_captured)
-        opened.handle, opened.halves = handle_of(out), halves
-        handle, hook = opened.handle, None
+        opened.halves = ordered.halves(ids)
+        hook = None
         try:
-            if is_split:
-                communicator.dispatch_async(x, ids)
-                returned = (*(getattr(out, name) for name in TENSORS), *written)
-                hook = opened.hook_of(
-                    lambda: communicator.dispatch_wait(out=out), returned, lambda: finish(out)
-                )
-            else:
-                communicator.dispatch(x, ids, out=out)
-                finish(out)
+            blocks, half = self._send(opened, x, ids, is_split)
+            if handle is None:
+                handle = LatencyHandle(self, (ids.shape[0], ids.shape[1]), blocks.sources)
+            if half is not None:
+                ended = None if finish is None else partial(finish, blocks)
+                hook = opened.hook_of(half.wait, (*half.written, *written), ended)
+            elif finish is not None:
+                finish(blocks)
         except BaseException:
             opened.handle = None
-            raise
-        finally:
-            if communicator.round in ("dispatch sent", "dispatched"):
+            if opened.communicator.round in ("dispatch sent", "dispatched"):
                 self._open.append(opened)
-        opened.retain()
-        return out, handle, hook
+            raise
+        opened.handle = handle
+        self._open.append(opened)
+        if opened.halves.is_captured:
+            opened.retain()
+        return blocks, handle, hook
+
+    def _send(self, opened: _Round, x: Any, ids: Tensor, is_half: bool) -> tuple[Blocks, _Half | None]:
+        """Makes a dispatch, or its first half. Returns its results, and the second half."""
+        communicator, tensors = opened.communicator, opened.anew(ids)
+        if tensors is not None:
+            made = anew.dispatch(communicator, x, ids, None, tensors, is_half=is_half)
+            if made is not None:
+                scales = made[1] if len(made) == 5 else None
+                blocks = Blocks(made[0], scales, made[-3], Sources(made[-2], None))
+                if not is_half:
+                    return blocks, None
+                return blocks, _Half(partial(anew.dispatch_wait, communicator, tensors, made), made)
+        out = communicator.outputs(ids, id_type="i64")
+        if not is_half:
+            communicator.dispatch(x, ids, out=out)
+            return Blocks.of(out, self.block_shape), None
+        communicator.dispatch_async(x, ids)
+        written = [tensor for name in TENSORS if (tensor := getattr(out, name)) is not None]
+        half = _Half(partial(communicator.dispatch_wait, out=out), written)
+        return Blocks.of(out, self.block_shape), half
 
     def combine(
-        self, rows: Tensor, ids: Tensor, weights: Tensor, handle: LatencyHandle, *, out: Any, is_split: bool
+        self,
+        rows: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        handle: LatencyHandle,
+        *,
+        ordered: InPlace | Ordered,
+        out: Tensor | None,
+        is_split: bool,
     ) -> tuple[Tensor, Callable[[], None] | None]:
         """Ends the round of ``handle``; repeats its dispatch first if it is not open any more."""
         opened = self._find(handle)
         if opened is None:
-            self._repeat(ids, handle)
+            self._repeat(ids, handle, ordered)
             opened = self._find(handle)
             assert opened is not None
         if opened.hook is not None:
             raise OrderError("the hook of the dispatch of handle was not called: call it before the combine")
         communicator, hook = opened.communicator, None
-        opened.halves = Halves(rows)
+        opened.halves = ordered.halves(rows)
         self._open.remove(opened)
         try:
+            sums = opened.sums.allocate(rows, handle.topk[0]) if out is None else out
+            if not anew.combine(communicator, rows, weights, (sums, None), is_half=is_split):
+                call = communicator.combine_async if is_split else communicator.combine
+                call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=sums)
             if is_split:
-                sums = communicator.combine_async(rows, topk_weights=weights, out=out)
                 hook = opened.hook_of(communicator.combine_wait, (sums, rows, weights))
-            else:
-                sums = communicator.combine(rows, topk_weights=weights, out=out)
         except BaseException:
             if communicator.round == "dispatched":
                 self._open.append(opened)
             raise
         opened.handle = None
-        opened.retain()
+        if opened.halves.is_captured:
+            opened.retain()
         return sums, hook
 
     def end(self) -> None:
@@ -203,7 +312,10 @@ class LatencyLane(Rounds[_Round]):
 
     def _find(self, handle: LatencyHandle) -> _Round | None:
         """Returns the newest open round of a handle."""
-        return next((each for each in reversed(self._open) if each.handle is handle), None)
+        for each in reversed(self._open):
+            if each.handle is handle:
+                return each
+        return None
 
     def _acquire(self) -> _Round:
         """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up."""
@@ -228,8 +340,8 @@ class LatencyLane(Rounds[_Round]):
         oldest.handle = None
         return oldest
 
-    def _repeat(self, ids: Tensor, handle: LatencyHandle) -> None:
+    def _repeat(self, ids: Tensor, handle: LatencyHandle, ordered: InPlace | Ordered) -> None:
         """Opens a round of ``handle``, whose ids are ``ids``, with rows of zeros."""
         self._say_repeat("low-latency combine")
         x = torch.zeros(len(ids), handle[3], dtype=torch.bfloat16, device=ids.device)
-        self.dispatch(x, ids, is_split=False, handle_of=lambda out: handle, finish=lambda out: None)
+        self.dispatch(x, ids, ordered=ordered, is_split=False, handle=handle)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ClosedError
-from ..outputs import DispatchOutput
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
 from .checks import require_rows, require_tensor
-from .events import EventOverlap, Ordered
-from .latency_rounds import LatencyHandle, LatencyLane
+from .events import WITH_HOOK, EventOverlap, InPlace, Ordered
+from .latency_rounds import Blocks, LatencyHandle
 from .powers import pack, to_powers_of_two
-from .runtime import Order, Runtime
+from .runtime import Runtime
 from .tuning import latency_window_bytes, topk_idx_t
 
 __all__ = ["LowLatency"]
 
 #: Elements that share a scale, and those that share an int32 of packed scales.
 _GROUP, _PACKED = 128, 512
+_NO_STATS = "kernels do not time their waits: leave it None"
 
 
 class LowLatency(Absent):
@@ -91,8 +92,10 @@ class LowLatency(Absent):
         :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._require_low_latency("low_latency_dispatch")
-        refuse_forks("low_latency_dispatch", options)
-        _refuse_cost_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
+        if options:
+            refuse_forks("low_latency_dispatch", options)
+        if dispatch_wait_recv_cost_stats is not None:
+            refuse_absent("dispatch_wait_recv_cost_stats", _NO_STATS)
         most, stats = num_max_dispatch_tokens_per_rank, cumulative_local_expert_recv_stats
         require_rows("x", x)
         tokens, hidden = x.shape
@@ -105,34 +108,25 @@ class LowLatency(Absent):
         lane = runtime.latency_lane(
             num_experts, topk_idx.shape[1], hidden, most, "fp8" if use_fp8 else "bf16"
         )
-        is_rounded, packed = use_fp8 and round_scale, None
+        packed = None
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, stats)
             if use_fp8 and use_ue8m0:
                 sizes = (local, hidden // _PACKED, self.group_size * most)
                 packed = torch.empty(sizes, dtype=torch.int32, device=x.device)
-
-            def finish(out: DispatchOutput) -> None:
-                if packed is not None:
-                    pack(out.scales.view(local, hidden // _GROUP, -1), packed)
-                if stats is not None:
-                    stats.add_(out.expert_counts)
-
-            out, handle, hook = lane.dispatch(
-                to_powers_of_two(x) if is_rounded else x,
+            blocks, handle, hook = lane.dispatch(
+                to_powers_of_two(x) if use_fp8 and round_scale else x,
                 topk_idx,
+                ordered=ordered,
                 is_split=return_recv_hook,
-                handle_of=lambda out: _handle(out, lane, topk_idx, (most, hidden, num_experts)),
-                finish=finish,
+                finish=None if packed is None and stats is None else partial(_finish, packed, stats),
                 written=(packed, stats),
             )
-            ordered.returns(out.tokens, out.scales, packed, out.expert_counts, out.src_info)
-            ordered.returns(out.source_ranges)
-        rows: Any = out.tokens.view(handle.block_shape)
+            ordered.returns(blocks.rows, blocks.scales, packed, blocks.counts, *blocks.sources)
+        rows: Any = blocks.rows
         if use_fp8:
-            scales = out.scales.view(local, hidden // _GROUP, -1) if packed is None else packed
-            rows = (rows, scales.transpose(1, 2))
-        return rows, out.expert_counts, handle, ordered.event, hook
+            rows = (rows, blocks.scales if packed is None else packed.transpose(1, 2))
+        return rows, blocks.counts, handle, ordered.event, hook
 
     def low_latency_combine(
         self,
@@ -165,8 +159,10 @@ class LowLatency(Absent):
         before the hook of the dispatch, and as :meth:`ferry_ep.Communicator.combine`.
         """
         runtime = self._require_low_latency("low_latency_combine")
-        refuse_forks("low_latency_combine", options)
-        _refuse_cost_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
+        if options:
+            refuse_forks("low_latency_combine", options)
+        if combine_wait_recv_cost_stats is not None:
+            refuse_absent("combine_wait_recv_cost_stats", _NO_STATS)
         if use_logfmt:
             refuse_absent("use_logfmt=True", "rows return as BF16: leave it False")
         given = _require_handle(handle)
@@ -174,7 +170,7 @@ class LowLatency(Absent):
         require_tensor("topk_idx", topk_idx, topk_idx_t, given.topk)
         require_tensor("topk_weights", topk_weights, torch.float32, given.topk)
         if out is not None:
-            require_tensor("out", out, torch.bfloat16, (given.topk[0], given[3]))
+            require_tensor("out", out, torch.bfloat16, (given.topk[0], given.block_shape[2]))
         if zero_copy:
             if given.scratch is None:
                 raise ArgumentError(
@@ -184,7 +180,7 @@ class LowLatency(Absent):
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, topk_weights, out)
             sums, hook = given.lane.combine(
-                x.view(-1, given[3]), topk_idx, topk_weights, given, out=out, is_split=return_recv_hook
+                x, topk_idx, topk_weights, given, ordered=ordered, out=out, is_split=return_recv_hook
             )
             ordered.returns(sums)
         return sums, ordered.event, hook
@@ -196,7 +192,8 @@ class LowLatency(Absent):
         self._require_low_latency("get_next_low_latency_combine_buffer")
         given = _require_handle(handle)
         if given.scratch is None:
-            given.scratch = torch.empty(given.block_shape, dtype=torch.bfloat16, device=given[0].device)
+            device = given.sources.first.device
+            given.scratch = torch.empty(given.block_shape, dtype=torch.bfloat16, device=device)
         return given.scratch
 
     def _live(self) -> Runtime:
@@ -207,6 +204,8 @@ class LowLatency(Absent):
 
     def _require_low_latency(self, method: str) -> Runtime:
         """Returns the runtime of a buffer that has low-latency mode."""
+        if self.runtime is not None and self.low_latency_mode:
+            return self.runtime
         if not self.low_latency_mode:
             raise ArgumentError(
                 f"low_latency_mode is False, but {method} needs a Buffer that was made with True"
@@ -234,9 +233,13 @@ def _require_scales(hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bo
         raise refuse("x", f"rows of a multiple of {elements} elements", f"hidden size {hidden}")
 
 
-def _refuse_cost_stats(name: str, stats: Tensor | None) -> None:
+def _finish(packed: Tensor | None, stats: Tensor | None, blocks: Blocks) -> None:
+    """Enqueues what follows the receipt of a dispatch."""
+    if packed is not None:
+        assert blocks.scales is not None
+        pack(blocks.scales.transpose(1, 2), packed)
     if stats is not None:
-        refuse_absent(name, "kernels do not time their waits: leave it None")
+        stats.add_(blocks.counts)
 
 
 def _require_handle(handle: Any) -> LatencyHandle:
@@ -245,20 +248,10 @@ def _require_handle(handle: Any) -> LatencyHandle:
     return handle
 
 
-def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hook: bool) -> Ordered:
+def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hook: bool) -> InPlace | Ordered:
     """Returns the block of a call's work: with a hook in the current stream, whatever came before."""
     if not return_recv_hook:
-        return runtime.ordered(like, Order(None, async_finish, False))
+        return runtime.streams.ordered(like.device, None, async_finish, False)
     if async_finish:
         raise ArgumentError("async_finish and return_recv_hook are True, but only one of them can be")
-    return Ordered(runtime.streams, torch.device("cpu"), None, False, False)
-
-
-def _handle(
-    out: DispatchOutput, lane: LatencyLane, ids: Tensor, sizes: tuple[int, int, int]
-) -> LatencyHandle:
-    """Returns the handle of a dispatch of ``ids``."""
-    local = len(out.expert_counts)
-    handle = LatencyHandle((out.src_info[:, 0].view(local, -1), out.source_ranges, *sizes))
-    handle.lane, handle.topk, handle.scratch = lane, (ids.shape[0], ids.shape[1]), None
-    return handle
+    return WITH_HOOK

@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..communicator import Communicator
+from ..config import Config
 from ..errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput, ReceivedCounts
-from .events import current_handle
-from .rows import Rows
+from . import anew
+from .anew import Anew, Model
+from .events import Halves, InPlace, Ordered
+from .rows import GROUP, Rows
 from .settings import say_once
+from .sources import Sources
 
-__all__ = ["Lane", "Routing"]
+__all__ = ["Arrived", "Lane", "Routing", "Sums"]
 
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
@@ -53,14 +57,74 @@ class HasCommunicator(Protocol):
 Kept = TypeVar("Kept", bound=HasCommunicator)
 
 
+class Arrived(NamedTuple):
+    """Results of a dispatch."""
+
+    tokens: Tensor
+    """``[rows, hidden]``."""
+    scales: Tensor | None
+    """f32 ``[rows, hidden / 128]``."""
+    ids: Tensor
+    """``[rows, top_k]``."""
+    weights: Tensor
+    """f32 ``[rows, top_k]``."""
+    sources: Sources
+
+    @classmethod
+    def of(cls, out: DispatchOutput) -> Arrived:
+        """Returns the outputs of a dispatch."""
+        sources = Sources(out.src_info, out.source_counts)
+        return cls(out.tokens, out.scales, out.ids, out.weights, sources)
+
+
+class Sums:
+    """Results of combines, most of which have as many tokens as the last."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        self._width, self._dtype = width, dtype
+        self._model: Tensor | None = None
+
+    def allocate(self, like: Tensor, tokens: int) -> Tensor:
+        """Allocates one on the device of ``like``, ``[tokens, width]``, not cleared."""
+        model = self._model
+        if model is None or model.shape[0] != tokens or model.device != like.device:
+            model = torch.empty(tokens, self._width, dtype=self._dtype, device=like.device)
+            model.untyped_storage().resize_(0)
+            self._model = model
+        return torch.empty_like(model)
+
+
+def _models(config: Config, ids: Tensor, rows: int) -> list[Model]:
+    """Returns the tensors of a dispatch on a GPU: those of :class:`Arrived`, then one that no caller sees."""
+    device, top_k = ids.device, ids.shape[1]
+    is_fp8 = config.format == "fp8"
+    dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
+    models = [Model(torch.empty(rows, config.hidden, dtype=dtype, device=device), ("tokens",))]
+    if is_fp8:
+        models.append(Model(torch.empty(rows, config.hidden // GROUP, device=device), ("scales",)))
+    return [
+        *models,
+        Model(torch.empty(rows, top_k, dtype=ids.dtype, device=device), ("ids",)),
+        Model(torch.empty(rows, top_k, device=device), ("weights",)),
+        Model(None, ("src_info", "source_counts")),
+        Model(None, ("expert_counts",), is_kept=True),
+    ]
+
+
 class _Round:
     """A communicator, and the routing of its open round."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.routing: Routing | None = None
-        #: Most multiprocessors of a call, ``None`` for all.
-        self.most_sms = communicator.max_sms
+        config = communicator.plan.config
+        self._sums = Sums(config.hidden, torch.bfloat16)
+        self._weights = Sums(config.top_k, torch.float32)
+        #: Tensors of the last dispatch, and its rows, type of ids, and handle of the current stream.
+        self._anew: Anew | None = None
+        self._made_for: tuple[int, torch.dtype, int] | None = None
+        #: Most multiprocessors of a call, and of the last one; ``None`` for all.
+        self.most_sms = self._limit = communicator.max_sms
         if communicator.device.startswith("cuda:"):
             properties = torch.cuda.get_device_properties(communicator.device)
             self.most_sms = self.most_sms or properties.multi_processor_count
@@ -70,7 +134,43 @@ class _Round:
         limit: int | None = num_sms or None
         if limit is not None and self.most_sms is not None:
             limit = min(limit, self.most_sms)
-        self.communicator.limit_sms(limit)
+        if limit != self._limit:
+            self.communicator.limit_sms(limit)
+            self._limit = limit
+
+    def dispatch(self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, halves: Halves) -> Arrived:
+        """Makes a dispatch with outputs of so many rows."""
+        communicator, asked = self.communicator, (rows, ids.dtype, halves.handle)
+        tensors = self._anew
+        if (asked != self._made_for or halves.is_captured) and anew.is_direct(ids.device):
+            plan = communicator.plan
+            layouts = plan.output_layout(rows, id_type=id_type_of(ids))
+            tensors = Anew(layouts, _models(plan.config, ids, rows), ids.device)
+            # Those of a graph belong to it, and those of another stream are freed by its order.
+            self._anew, self._made_for = tensors, None if halves.is_captured else asked
+        if tensors is not None:
+            made = anew.dispatch(communicator, x.given, ids, weights, tensors)
+            if made is not None:
+                scales = made[1] if len(made) == 6 else None
+                return Arrived(made[0], scales, made[-4], made[-3], Sources(made[-2], None))
+        out = communicator.outputs(x.tokens, rows, id_type=id_type_of(ids))
+        return Arrived.of(communicator.dispatch(x.given, ids, weights, out=out))
+
+    def combine(
+        self, rows: Tensor, tokens: int, weights: Tensor, bias: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Makes a combine for so many tokens. Returns the sums, and the weights that return."""
+        sums, returned = self._sums.allocate(rows, tokens), self._weights.allocate(rows, tokens)
+        options: dict[str, Any] = {"received_weights": weights}
+        if not anew.combine(self.communicator, rows, None, (sums, returned), initial=bias, **options):
+            options |= {"out": sums, "weights": returned}
+            self.communicator.combine(rows, initial=bias or None, **options)
+        return sums, returned
+
+
+def id_type_of(ids: Tensor) -> str:
+    """Returns the name here of the type of ids."""
+    return "i64" if ids.dtype == torch.int64 else "i32"
 
 
 class Rounds(Generic[Kept]):
@@ -129,12 +229,14 @@ class Lane(Rounds[_Round]):
         experts: int,
         rows: int | None,
         num_sms: int,
+        ordered: InPlace | Ordered,
         again: Routing | None = None,
-    ) -> tuple[DispatchOutput, ReceivedCounts | None, Routing]:
+    ) -> tuple[Arrived, ReceivedCounts | None, Routing]:
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
         many as come, and it waits for that number. ``again``: the routing of a handle, whose ids these are.
         """
-        if rows is None and ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        halves = ordered.halves(ids)
+        if rows is None and halves.is_captured:
             raise ArgumentError(
                 "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "
                 "or a handle"
@@ -147,30 +249,20 @@ class Lane(Rounds[_Round]):
         try:
             opened.limit(num_sms)
             if rows is not None:
-                out = communicator.dispatch(
-                    x.given, ids, weights, out=self._outputs(communicator, x, ids, rows)
-                )
+                arrived = opened.dispatch(x, ids, weights, rows, halves)
             else:
                 communicator.dispatch_async(x.given, ids, weights)
                 out, counts = self._receive(communicator, x, ids)
+                arrived, rows = Arrived.of(out), out.rows
         except BaseException:
-            self._put_back(opened, None)
+            self._note_failure(opened, None)
             raise
-        routing = (
-            Routing(
-                experts,
-                x.format,
-                weights is not None,
-                kept,
-                current_handle(ids.device),
-                out.rows,
-                out.weights,
-            )
-            if again is None
-            else again
-        )
-        self._put_back(opened, routing)
-        return out, counts, routing
+        if again is None:
+            has_topk = weights is not None
+            again = Routing(experts, x.format, has_topk, kept, halves.handle, rows, arrived.weights)
+        opened.routing = again
+        self._open.append(opened)
+        return arrived, counts, again
 
     def combine(
         self,
@@ -180,23 +272,21 @@ class Lane(Rounds[_Round]):
         *,
         bias: tuple[Tensor, ...],
         num_sms: int,
+        ordered: InPlace | Ordered,
     ) -> tuple[Tensor, Tensor | None]:
         """Ends the round of ``routing``; repeats its dispatch first if it is not open any more."""
         opened = self._find(routing)
         if opened is None:
-            self._repeat(routing, rows.shape[1], num_sms)
+            self._repeat(routing, rows.shape[1], num_sms, ordered)
             opened = self._find(routing)
             assert opened is not None
         self._open.remove(opened)
         try:
             opened.limit(num_sms)
-            sums, returned = opened.communicator.combine(
-                rows,
-                initial=bias or None,
-                received_weights=routing.weights if weights is None else weights,
-            )
+            received = routing.weights if weights is None else weights
+            sums, returned = opened.combine(rows, routing.ids.shape[0], received, bias)
         except BaseException:
-            self._put_back(opened, routing)
+            self._note_failure(opened, routing)
             raise
         opened.routing = None
         return sums, None if weights is None else returned
@@ -223,7 +313,10 @@ class Lane(Rounds[_Round]):
 
     def _find(self, routing: Routing) -> _Round | None:
         """Returns the newest open round of a routing."""
-        return next((each for each in reversed(self._open) if each.routing is routing), None)
+        for each in reversed(self._open):
+            if each.routing is routing:
+                return each
+        return None
 
     def _make(self) -> _Round:
         made = _Round(self._connect())
@@ -239,7 +332,7 @@ class Lane(Rounds[_Round]):
             return self._give_up(same)
         for each in self._all:
             # A call that failed on its way left a half: the communicator says why.
-            if each.communicator.round != "dispatched":
+            if each not in self._open:
                 return each
         if len(self._all) < MOST_OPEN:
             return self._make()
@@ -254,18 +347,18 @@ class Lane(Rounds[_Round]):
         self._open.remove(opened)
         return opened
 
-    def _put_back(self, opened: _Round, routing: Routing | None) -> None:
-        """Notes the state of a round after a call of it."""
+    def _note_failure(self, opened: _Round, routing: Routing | None) -> None:
+        """Notes the state of a round after a call of it that failed."""
         opened.routing = routing
         if opened.communicator.round == "dispatched":
             self._open.append(opened)
 
-    def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
+    def _repeat(self, routing: Routing, hidden: int, num_sms: int, ordered: InPlace | Ordered) -> None:
         """Opens a round of ``routing`` with rows of zeros."""
         self._say_repeat("combine")
         x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
-        options = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
-        self.dispatch(Rows(x, None), routing.ids, None, again=routing, **options)
+        options: dict[str, Any] = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
+        self.dispatch(Rows(x, None), routing.ids, None, again=routing, ordered=ordered, **options)
 
     def _receive(
         self, communicator: Communicator, like: Rows, ids: Tensor
@@ -291,4 +384,4 @@ class Lane(Rounds[_Round]):
     @staticmethod
     def _outputs(communicator: Communicator, like: Rows, ids: Tensor, rows: int) -> Any:
         """Allocates outputs for ids of the type of ``ids``."""
-        return communicator.outputs(like.tokens, rows, id_type="i64" if ids.dtype == torch.int64 else "i32")
+        return communicator.outputs(like.tokens, rows, id_type=id_type_of(ids))

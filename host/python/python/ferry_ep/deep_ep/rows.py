@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..outputs import DispatchOutput
 from ..tensors import refuse
 from .checks import require_rows, require_tensor
 
-__all__ = ["Rows", "rows_of"]
+__all__ = ["GROUP", "Rows", "rows_of"]
 
 #: Elements that share a scale.
-_GROUP = 128
+GROUP = 128
 
 
 class Rows(NamedTuple):
@@ -33,13 +32,13 @@ class Rows(NamedTuple):
         """The rows as callers have them: a tensor, or a tuple of rows and scales."""
         return self.tokens if self.scales is None else (self.tokens, self.scales)
 
-    def received(self, out: DispatchOutput) -> Rows:
+    def received(self, tokens: Tensor, scales: Tensor | None) -> Rows:
         """Returns received rows, with scales of the type of those that were sent, without gaps."""
-        if self.scales is None or self.scales.dtype == torch.float32:
-            return Rows(out.tokens, out.scales)
+        if scales is None or self.scales is None or self.scales.dtype == torch.float32:
+            return Rows(tokens, scales)
         # Packed powers of two have arrived as f32: their exponents are those that were packed.
-        exponents = (out.scales.view(torch.int32) >> 23).to(torch.uint8)
-        return Rows(out.tokens, exponents.view(torch.int32))
+        exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
+        return Rows(tokens, exponents.view(torch.int32))
 
 
 def rows_of(x: Any, tokens: int | None = None) -> Rows:
@@ -53,14 +52,14 @@ def rows_of(x: Any, tokens: int | None = None) -> Rows:
     codes, scales = x
     require_tensor("x[0]", codes, torch.float8_e4m3fn, (tokens, None))
     count, hidden = codes.shape
-    if hidden % _GROUP:
-        raise refuse("x[0]", f"rows of a multiple of {_GROUP} elements", f"hidden size {hidden}")
+    if hidden % GROUP:
+        raise refuse("x[0]", f"rows of a multiple of {GROUP} elements", f"hidden size {hidden}")
     packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
-    width = hidden // (4 * _GROUP if packed else _GROUP)
-    wanted = f"torch.float32 [{count}, {hidden // _GROUP}], or torch.int32 [{count}, {hidden} / 512]"
+    width = hidden // (4 * GROUP if packed else GROUP)
+    wanted = f"torch.float32 [{count}, {hidden // GROUP}], or torch.int32 [{count}, {hidden} / 512]"
     if not isinstance(scales, Tensor) or scales.dtype not in (torch.float32, torch.int32):
         given = scales.dtype if isinstance(scales, Tensor) else type(scales).__name__
         raise refuse("x[1]", wanted, str(given))
-    if tuple(scales.shape) != (count, width) or (packed and hidden % (4 * _GROUP)):
+    if tuple(scales.shape) != (count, width) or (packed and hidden % (4 * GROUP)):
         raise refuse("x[1]", wanted, f"{scales.dtype}, shape {list(scales.shape)}")
     return Rows(codes, scales)

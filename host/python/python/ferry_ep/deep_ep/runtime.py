@@ -14,7 +14,7 @@ from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
-from .events import EventOverlap, Ordered, Streams
+from .events import EventOverlap, InPlace, Ordered, Streams
 from .handle import Handle
 from .latency_rounds import LatencyLane
 from .rounds import Lane, Routing
@@ -111,9 +111,9 @@ class Runtime:
         if self._own is not None:
             self._own.close()
 
-    def ordered(self, like: Tensor, order: Order) -> Ordered:
-        """Returns the block of a call's work."""
-        return Ordered(self.streams, like.device, *order)
+    def ordered(self, like: Tensor, order: Order) -> InPlace | Ordered:
+        """Returns the block of a call's work, which begins now."""
+        return self.streams.ordered(like.device, *order)
 
     def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
@@ -150,7 +150,10 @@ class Runtime:
         lane = self._latency.get(key)
         if lane is None:
             config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
-            lane = self._latency[key] = LatencyLane(lambda: self._made(config), self._settings.is_strict)
+            sizes = (tokens, hidden, experts)
+            lane = self._latency[key] = LatencyLane(
+                lambda: self._made(config), sizes, self.ranks, self._settings.is_strict
+            )
         return lane
 
     def _made(self, config: plans.Config) -> Communicator:
@@ -181,11 +184,11 @@ class Runtime:
         with self.ordered(x.tokens, order) as ordered:
             ordered.reads(*x, ids, weights)
             out, counts, routing = lane.dispatch(
-                x, ids, weights, experts=experts, rows=worst, num_sms=num_sms
+                x, ids, weights, experts=experts, rows=worst, num_sms=num_sms, ordered=ordered
             )
-            rows = x.received(out)
-            ordered.returns(*rows, out.ids, out.weights, out.src_info, out.source_counts)
-        handle = Handle(self.rank, out, is_token_in_rank, routing)
+            rows = x.received(out.tokens, out.scales)
+            ordered.returns(*rows, out.ids, out.weights, *out.sources)
+        handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
         listed = [] if counts is None else counts.expert_counts
         return Received(rows.given, out.ids, out.weights, listed, handle, ordered.event)
 
@@ -203,13 +206,15 @@ class Runtime:
         lane = self._lane_for(x, ranks, ranks)
         with self.ordered(x.tokens, order) as ordered:
             ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
-            listed = self._exchange(num_tokens_per_expert, num_sms)
+            listed = self._exchange(num_tokens_per_expert, num_sms, ordered)
             numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
-            out, _, routing = lane.dispatch(x, ids, None, experts=ranks, rows=None, num_sms=num_sms)
-            rows = x.received(out)
-            ordered.returns(*rows, out.src_info, out.source_counts)
-        handle = Handle(self.rank, out, is_token_in_rank, routing)
+            out, _, routing = lane.dispatch(
+                x, ids, None, experts=ranks, rows=None, num_sms=num_sms, ordered=ordered
+            )
+            rows = x.received(out.tokens, out.scales)
+            ordered.returns(*rows, *out.sources)
+        handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
         return Received(rows.given, None, None, listed, handle, ordered.event)
 
     def send_again(
@@ -227,9 +232,10 @@ class Runtime:
                 experts=routing.experts,
                 rows=routing.rows,
                 num_sms=num_sms,
+                ordered=ordered,
                 again=routing,
             )
-            received = x.received(out)
+            received = x.received(out.tokens, out.scales)
             ordered.returns(*received)
         return received.given, ordered.event
 
@@ -246,14 +252,15 @@ class Runtime:
         """Sums the rows of each token of ``routing`` at its source."""
         tokens, top_k = routing.ids.shape
         key = (routing.experts, top_k, rows.shape[1])
-        # A dispatch with the handle may have sent rows in another format.
-        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
-        found = (each for each in lanes if each is not None and each.has_open(routing))
-        lane = next(found, None) or self.lane(*key, tokens, routing.format)
+        lane = self.lane(*key, tokens, routing.format)
+        if not lane.has_open(routing):
+            # A dispatch with the handle may have sent rows in another format.
+            others = (self._lanes.get((*key, format, None)) for format in _FORMATS)
+            lane = next((each for each in others if each is not None and each.has_open(routing)), lane)
         with self.ordered(rows, order) as ordered:
             ordered.reads(rows, weights, *bias)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
-            sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms)
+            sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms, ordered=ordered)
             if weights is not None and self._settings.sums_weights:
                 returned = self._add(weights, routing, lane.tokens)
             ordered.returns(sums, returned)
@@ -264,7 +271,7 @@ class Runtime:
         tokens, hidden = x.tokens.shape
         return self.lane(experts, top_k, hidden, tokens, x.format)
 
-    def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int) -> list[int]:
+    def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int, ordered: InPlace | Ordered) -> list[int]:
         """Returns the sum over all ranks of the numbers for this rank's experts. Collective; waits for it.
 
         A round of its own carries them, a token for each rank: two BF16 elements are an int32, bit for bit.
@@ -276,9 +283,8 @@ class Runtime:
         rows[:, :local] = sent
         lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
-        out, _, routing = lane.dispatch(
-            Rows(rows.view(torch.bfloat16), None), ids, None, experts=ranks, rows=ranks, num_sms=num_sms
-        )
+        options: dict[str, Any] = {"experts": ranks, "rows": ranks, "num_sms": num_sms, "ordered": ordered}
+        out, _, routing = lane.dispatch(Rows(rows.view(torch.bfloat16), None), ids, None, **options)
         lane.give_up(routing)
         sums = out.tokens.view(torch.int32)[:, :local].sum(0)
         if sums.is_cuda:
