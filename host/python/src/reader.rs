@@ -21,8 +21,6 @@ const MAJOR: u32 = 1;
 const MOST_DIMENSIONS: usize = 5;
 /// kDLCUDA of dlpack.h.
 const CUDA: c_int = 2;
-/// kDLFloat of dlpack.h.
-const FLOAT: u8 = 2;
 
 /// `DLPackExchangeAPI` of dlpack.h.
 #[repr(C)]
@@ -131,7 +129,7 @@ impl Reader {
             return Ok(false);
         }
         for (wanted, &given) in shape.iter_borrowed().zip(&sizes.dims) {
-            if !wanted.is_none() && wanted.extract::<usize>()? != given {
+            if !wanted.is_none() && wanted.extract::<usize>().ok() != Some(given) {
                 return Ok(false);
             }
         }
@@ -154,8 +152,7 @@ impl Reader {
         if records && value.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(false);
         }
-        // Views that negate are of floats alone.
-        Ok(read.code != FLOAT || !value.call_method0(intern!(py, "is_neg"))?.is_truthy()?)
+        Ok(!value.call_method0(intern!(py, "is_neg"))?.is_truthy()?)
     }
 
     /// Reads a tensor of the class; nothing if it has no plain memory.
@@ -321,16 +318,19 @@ impl Given {
             strides,
             rank,
         } = &mut self.sizes;
-        if *rank == 3 && strides[0] == dims[1].saturating_mul(strides[1]) {
+        // A stride of a dimension of one element says nothing.
+        let stride = if dims[1] == 1 { strides[0] } else { strides[1] };
+        let is_dense = dims[0] == 1 || strides[0] == dims[1].saturating_mul(stride);
+        if *rank == 3 && is_dense {
             (dims[0], dims[1]) = (dims[0].saturating_mul(dims[1]), dims[2]);
-            (strides[0], strides[1]) = (strides[1], strides[2]);
+            (strides[0], strides[1]) = (stride, strides[2]);
             *rank = 2;
         }
         self.of()
     }
 
     /// An output without gaps in this tensor, `offset` bytes behind its beginning; nothing if it ends
-    /// outside.
+    /// outside, or has elements of another type, unless this tensor's are i64, which hold any.
     pub(crate) fn part(&self, of: Argument, offset: u64, shape: &[usize]) -> Option<Self> {
         let (name, data_type) = of;
         let mut sizes = Sizes::EMPTY;
@@ -345,7 +345,8 @@ impl Given {
             )
         };
         let end = offset.checked_add(bytes(&sizes, data_type))?;
-        (end <= bytes(&self.sizes, self.data_type)).then(|| Self {
+        let is_type = [data_type, DataType::I64].contains(&self.data_type);
+        (is_type && end <= bytes(&self.sizes, self.data_type)).then(|| Self {
             name,
             wanted: data_type,
             address: self.address + offset,
@@ -399,8 +400,8 @@ const fn data_type(read: &DlTensor) -> Option<DataType> {
         (1, 8, 1) | (17, 4, 2) => DataType::U8,
         (1, 16, 1) => DataType::U16,
         (1, 32, 1) => DataType::U32,
-        (FLOAT, 16, 1) => DataType::F16,
-        (FLOAT, 32, 1) => DataType::F32,
+        (2, 16, 1) => DataType::F16,
+        (2, 32, 1) => DataType::F32,
         (4, 16, 1) => DataType::Bf16,
         (10, 8, 1) => DataType::E4m3,
         (14, 8, 1) => DataType::E8m0,

@@ -38,6 +38,8 @@ def odd_tensors(device):
         (torch.tensor(1.0, device=device), True),
         (torch.zeros(1, 1, 1, 1, 1, 1, device=device), True),
         (torch.complex(whole, whole).conj().imag, False),
+        (torch._neg_view(whole.bfloat16()), False),
+        (torch._neg_view(whole.long()), False),
         (whole.clone().requires_grad_(), False),
         (torch.nn.Parameter(whole.clone(), requires_grad=False), False),
         (whole.to_sparse(), False),

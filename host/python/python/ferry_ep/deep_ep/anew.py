@@ -60,9 +60,9 @@ class Anew:
         self.places = Places([places[of.name] for of in layouts])
 
 
-def is_direct(device: torch.device) -> bool:
+def is_direct(rank: Rank, device: torch.device) -> bool:
     """Returns whether these calls can be used: on a GPU, in a torch with DLPack's exchange API."""
-    return device.type == "cuda" and _reader is not None
+    return device.type == "cuda" and not rank._copies and _reader is not None
 
 
 def dispatch(
@@ -82,6 +82,7 @@ def dispatch(
 
 def dispatch_wait(rank: Rank, anew: Anew, made: list[Tensor]) -> None:
     """Makes :meth:`ferry_ep.Communicator.dispatch_wait` of a first half that returned ``made``."""
+    assert _reader is not None
     rank._native._dispatch_wait_placed(_reader, anew.places, made)
 
 
@@ -101,7 +102,7 @@ def combine(
     """
     first, second = (*initial, None, None)[:2] if initial else (None, None)
     given = (rows, topk_weights, received_weights, first, second)
-    if _reader is None or not _reader.takes((*given, *sums), torch.is_grad_enabled()):
+    if rank._copies or _reader is None or not _reader.takes((*given, *sums), torch.is_grad_enabled()):
         return False
     rank._native._combine_tensors(_reader, given, sums, is_half)
     return True

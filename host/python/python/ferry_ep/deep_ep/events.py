@@ -127,7 +127,8 @@ class Streams:
         allocate_on_comm_stream: bool,
     ) -> InPlace | Ordered:
         """Returns the block of a call's work, which begins now. Errors are those of :class:`Ordered`."""
-        event = None if previous_event is None else getattr(previous_event.event, "_event", None)
+        given = getattr(previous_event, "event", None)
+        event = None if given is None else given._event
         if event is None and not async_finish and not allocate_on_comm_stream:
             if device.type != "cuda":
                 return _ON_CPU

@@ -58,6 +58,12 @@ class LatencyHandle(tuple[Any, ...]):
         """Shape of the rows: local experts, rows of each, hidden size."""
         return self.lane.block_shape
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one dispatch."""
+        return self is other
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, int):
             return tuple(self)[index]
@@ -112,7 +118,7 @@ def _models(plan: Plan, shape: tuple[int, int, int], device: torch.device) -> li
     data_type = torch.float8_e4m3fn if has_scales else torch.bfloat16
     models = [Model(torch.empty(shape, dtype=data_type, device=device), ("tokens",))]
     if has_scales:
-        scales = torch.empty(experts, hidden // _GROUP, rows, device=device)
+        scales = torch.empty(experts, hidden // _GROUP, rows, dtype=torch.float32, device=device)
         models.append(Model(scales.transpose(1, 2), ("scales",)))
     counts = torch.empty(experts, dtype=torch.int32, device=device)
     return [
@@ -133,27 +139,27 @@ class _Round:
         self.hook: Callable[[], None] | None = None
         #: Stream of the last call.
         self.halves = Halves(None, 0, False)
-        plan = communicator.plan
-        #: Local experts, rows of each, hidden size.
-        self.shape = (plan.local_experts, plan.max_rows // plan.local_experts, plan.config.hidden)
         #: Tensors of the next dispatches, and handle of the stream that was current when they were made.
         self._anew: Anew | None = None
         self._made_on = -1
-        self.sums = Sums(plan.config.hidden, torch.bfloat16)
+        self.sums = Sums(communicator.plan.config.hidden, torch.bfloat16)
 
-    def anew(self, like: Tensor) -> Anew | None:
-        """Returns the tensors of a dispatch on the device of ``like``; ``None`` on the CPU."""
+    def anew(self, like: Tensor, shape: tuple[int, int, int]) -> Anew | None:
+        """Returns the tensors of a dispatch on the device of ``like``, rows of ``shape``; ``None`` on the
+        CPU, and if they belong to a graph.
+        """
         halves, device = self.halves, like.device
-        if self._made_on == halves.handle and not halves.is_captured:
-            return self._anew
-        if not anew.is_direct(device):
+        if halves.is_captured:
             return None
-        plan = self.communicator.plan
-        made = Anew(plan.output_layout(id_type="i64"), _models(plan, self.shape, device), device)
-        if not halves.is_captured:
-            # Those of a graph belong to it, and those of another stream are freed by its order.
-            self._anew, self._made_on = made, halves.handle
-        return made
+        if self._made_on != halves.handle:
+            # Those on another stream are freed by its order.
+            self._anew = None
+            if anew.is_direct(self.communicator, device):
+                plan = self.communicator.plan
+                layouts = plan.output_layout(id_type="i64")
+                self._anew = Anew(layouts, _models(plan, shape, device), device)
+            self._made_on = halves.handle
+        return self._anew
 
     def hook_of(
         self,
@@ -225,20 +231,21 @@ class LatencyLane(Rounds[_Round]):
                 hook = opened.hook_of(half.wait, (*half.written, *written), ended)
             elif finish is not None:
                 finish(blocks)
+            opened.handle = handle
+            self._open.append(opened)
         except BaseException:
             opened.handle = None
-            if opened.communicator.round in ("dispatch sent", "dispatched"):
+            is_open = opened.communicator.round in ("dispatch sent", "dispatched")
+            if is_open and opened not in self._open:
                 self._open.append(opened)
             raise
-        opened.handle = handle
-        self._open.append(opened)
         if opened.halves.is_captured:
             opened.retain()
         return blocks, handle, hook
 
     def _send(self, opened: _Round, x: Any, ids: Tensor, is_half: bool) -> tuple[Blocks, _Half | None]:
         """Makes a dispatch, or its first half. Returns its results, and the second half."""
-        communicator, tensors = opened.communicator, opened.anew(ids)
+        communicator, tensors = opened.communicator, opened.anew(ids, self.block_shape)
         if tensors is not None:
             made = anew.dispatch(communicator, x, ids, None, tensors, is_half=is_half)
             if made is not None:
@@ -248,13 +255,14 @@ class LatencyLane(Rounds[_Round]):
                     return blocks, None
                 return blocks, _Half(partial(anew.dispatch_wait, communicator, tensors, made), made)
         out = communicator.outputs(ids, id_type="i64")
+        blocks = Blocks.of(out, self.block_shape)
         if not is_half:
             communicator.dispatch(x, ids, out=out)
-            return Blocks.of(out, self.block_shape), None
-        communicator.dispatch_async(x, ids)
+            return blocks, None
         written = [tensor for name in TENSORS if (tensor := getattr(out, name)) is not None]
         half = _Half(partial(communicator.dispatch_wait, out=out), written)
-        return Blocks.of(out, self.block_shape), half
+        communicator.dispatch_async(x, ids)
+        return blocks, half
 
     def combine(
         self,
@@ -286,7 +294,7 @@ class LatencyLane(Rounds[_Round]):
             if is_split:
                 hook = opened.hook_of(communicator.combine_wait, (sums, rows, weights))
         except BaseException:
-            if communicator.round == "dispatched":
+            if communicator.round == "dispatched" and opened not in self._open:
                 self._open.append(opened)
             raise
         opened.handle = None
@@ -335,8 +343,13 @@ class LatencyLane(Rounds[_Round]):
         # A call that failed after it was sent returned no handle: nobody will combine its round.
         if oldest.handle is not None:
             self._require_room()
-        oldest.communicator.give_up()
         self._open.remove(oldest)
+        try:
+            oldest.communicator.give_up()
+        except BaseException:
+            if oldest.communicator.round == "dispatched":
+                self._open.insert(0, oldest)
+            raise
         oldest.handle = None
         return oldest
 

@@ -101,11 +101,12 @@ def _models(config: Config, ids: Tensor, rows: int) -> list[Model]:
     dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
     models = [Model(torch.empty(rows, config.hidden, dtype=dtype, device=device), ("tokens",))]
     if is_fp8:
-        models.append(Model(torch.empty(rows, config.hidden // GROUP, device=device), ("scales",)))
+        scales = torch.empty(rows, config.hidden // GROUP, dtype=torch.float32, device=device)
+        models.append(Model(scales, ("scales",)))
     return [
         *models,
         Model(torch.empty(rows, top_k, dtype=ids.dtype, device=device), ("ids",)),
-        Model(torch.empty(rows, top_k, device=device), ("weights",)),
+        Model(torch.empty(rows, top_k, dtype=torch.float32, device=device), ("weights",)),
         Model(None, ("src_info", "source_counts")),
         Model(None, ("expert_counts",), is_kept=True),
     ]
@@ -140,14 +141,8 @@ class _Round:
 
     def dispatch(self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, halves: Halves) -> Arrived:
         """Makes a dispatch with outputs of so many rows."""
-        communicator, asked = self.communicator, (rows, ids.dtype, halves.handle)
-        tensors = self._anew
-        if (asked != self._made_for or halves.is_captured) and anew.is_direct(ids.device):
-            plan = communicator.plan
-            layouts = plan.output_layout(rows, id_type=id_type_of(ids))
-            tensors = Anew(layouts, _models(plan.config, ids, rows), ids.device)
-            # Those of a graph belong to it, and those of another stream are freed by its order.
-            self._anew, self._made_for = tensors, None if halves.is_captured else asked
+        communicator = self.communicator
+        tensors = self._anew_for(ids, rows, halves)
         if tensors is not None:
             made = anew.dispatch(communicator, x.given, ids, weights, tensors)
             if made is not None:
@@ -155,6 +150,22 @@ class _Round:
                 return Arrived(made[0], scales, made[-4], made[-3], Sources(made[-2], None))
         out = communicator.outputs(x.tokens, rows, id_type=id_type_of(ids))
         return Arrived.of(communicator.dispatch(x.given, ids, weights, out=out))
+
+    def _anew_for(self, ids: Tensor, rows: int, halves: Halves) -> Anew | None:
+        """Returns the tensors of a dispatch of as many rows as the last one; ``None`` for others, and if its
+        tensors belong to a graph.
+        """
+        asked = (rows, ids.dtype, halves.handle)
+        if halves.is_captured:
+            return None
+        if asked != self._made_for:
+            # Those on another stream are freed by its order.
+            self._made_for, self._anew = asked, None
+        elif self._anew is None and anew.is_direct(self.communicator, ids.device):
+            plan = self.communicator.plan
+            layouts = plan.output_layout(rows, id_type=id_type_of(ids))
+            self._anew = Anew(layouts, _models(plan.config, ids, rows), ids.device)
+        return self._anew
 
     def combine(
         self, rows: Tensor, tokens: int, weights: Tensor, bias: tuple[Tensor, ...]
@@ -254,14 +265,14 @@ class Lane(Rounds[_Round]):
                 communicator.dispatch_async(x.given, ids, weights)
                 out, counts = self._receive(communicator, x, ids)
                 arrived, rows = Arrived.of(out), out.rows
+            if again is None:
+                has_topk = weights is not None
+                again = Routing(experts, x.format, has_topk, kept, halves.handle, rows, arrived.weights)
+            opened.routing = again
+            self._open.append(opened)
         except BaseException:
             self._note_failure(opened, None)
             raise
-        if again is None:
-            has_topk = weights is not None
-            again = Routing(experts, x.format, has_topk, kept, halves.handle, rows, arrived.weights)
-        opened.routing = again
-        self._open.append(opened)
         return arrived, counts, again
 
     def combine(
@@ -342,15 +353,19 @@ class Lane(Rounds[_Round]):
         return self._give_up(self._open[0])
 
     def _give_up(self, opened: _Round) -> _Round:
-        opened.communicator.give_up()
-        opened.routing = None
         self._open.remove(opened)
+        try:
+            opened.communicator.give_up()
+        except BaseException:
+            self._note_failure(opened, opened.routing)
+            raise
+        opened.routing = None
         return opened
 
     def _note_failure(self, opened: _Round, routing: Routing | None) -> None:
         """Notes the state of a round after a call of it that failed."""
         opened.routing = routing
-        if opened.communicator.round == "dispatched":
+        if opened.communicator.round == "dispatched" and opened not in self._open:
             self._open.append(opened)
 
     def _repeat(self, routing: Routing, hidden: int, num_sms: int, ordered: InPlace | Ordered) -> None:

@@ -54,12 +54,12 @@ def rows_of(x: Any, tokens: int | None = None) -> Rows:
     count, hidden = codes.shape
     if hidden % GROUP:
         raise refuse("x[0]", f"rows of a multiple of {GROUP} elements", f"hidden size {hidden}")
-    packed = isinstance(scales, Tensor) and scales.dtype == torch.int32
-    width = hidden // (4 * GROUP if packed else GROUP)
-    wanted = f"torch.float32 [{count}, {hidden // GROUP}], or torch.int32 [{count}, {hidden} / 512]"
-    if not isinstance(scales, Tensor) or scales.dtype not in (torch.float32, torch.int32):
-        given = scales.dtype if isinstance(scales, Tensor) else type(scales).__name__
-        raise refuse("x[1]", wanted, str(given))
-    if tuple(scales.shape) != (count, width) or (packed and hidden % (4 * GROUP)):
-        raise refuse("x[1]", wanted, f"{scales.dtype}, shape {list(scales.shape)}")
+    given = scales.dtype if isinstance(scales, Tensor) else None
+    width = hidden // (4 * GROUP if given == torch.int32 else GROUP)
+    is_type = given == torch.float32 or (given == torch.int32 and hidden % (4 * GROUP) == 0)
+    if not is_type or scales.shape != (count, width):
+        wanted = f"torch.float32 [{count}, {hidden // GROUP}], or torch.int32 [{count}, {hidden} / 512]"
+        if given not in (torch.float32, torch.int32):
+            raise refuse("x[1]", wanted, type(scales).__name__ if given is None else str(given))
+        raise refuse("x[1]", wanted, f"{given}, shape {list(scales.shape)}")
     return Rows(codes, scales)

@@ -1,0 +1,154 @@
+"""Calls of ``ferry_ep.deep_ep`` again and again, whose results are made like those before: each has memory of
+its own, types that are torch's defaults or not, and a round that is open or over after a failure.
+"""
+
+from __future__ import annotations
+
+import ferry_ep as ferry
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+deep_ep = pytest.importorskip("ferry_ep.deep_ep")
+rig = pytest.importorskip("deep_ep_rig")
+from deep_ep_blocks import MOST, back, check_numbers, check_rows, send, sums  # noqa: E402
+from deep_ep_rig import Tokens, dispatch, encoded, on_host, same  # noqa: E402
+from oracle import blockwise  # noqa: E402
+
+CALLS = 4
+
+
+@pytest.fixture(params=["float32", "bfloat16", "float64"])
+def default_type(request):
+    """Sets torch's default type, as engines and DeepEP's tests do."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, request.param))
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("encoding", [None, "f32", "packed"])
+def test_results_of_normal_mode_are_kept(world, default_type, encoding):
+    of, worst, default = world(2), 32, torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    batches = [Tokens(80 + seed, of, [5, 7], top_k=3, hidden=512) for seed in range(CALLS)]
+    wanted = [[encoded(batch.x[rank], encoding) for rank in range(2)] for batch in batches]
+    found = [[batch.received(rank) for rank in range(2)] for batch in batches]
+    summed = [[batch.sums(rank) for rank in range(2)] for batch in batches]
+    torch.set_default_dtype(default)
+
+    def run(rank):
+        buffer, kept = of.buffer(rank), []
+        for batch, x, rows in zip(batches, wanted, found, strict=True):
+            parts = [each.to(of.device) for each in (x[rank] if encoding else (x[rank],))]
+            sent = tuple(parts) if encoding else parts[0]
+            _, ids, weights = batch.given(rank)
+            given = dispatch(buffer, sent, ids, weights, batch.experts, num_worst_tokens=worst)
+            answers = torch.zeros(worst, 512, dtype=torch.bfloat16, device=of.device)
+            answers[: len(rows[rank]["x"])] = batch.answers(rank, rows[rank]["x"]).to(of.device)
+            kept.append((given, buffer.combine(answers, given[4])[0]))
+        for x, rows, total, (given, returned) in zip(wanted, found, summed, kept, strict=True):
+            check(x, rows[rank], given, encoding)
+            same(returned, total[rank])
+        buffer.destroy()
+
+    of.run(run)
+
+
+def check(x, wanted, given, encoding):
+    """Compares the results of a dispatch, with more rows than come, of rows ``x`` of all ranks."""
+    rows, ids, weights, counts, handle, _ = given
+    count = len(wanted["token"])
+    places = list(zip(wanted["source"].tolist(), wanted["token"].tolist(), strict=True))
+    for index, part in enumerate(rows if encoding else (rows,)):
+        each = [(x[source][index] if encoding else x[source])[token] for source, token in places]
+        same(part[:count], torch.stack(each))
+    same(ids[:count], wanted["ids"])
+    same(weights[:count], wanted["weights"])
+    assert counts == [] and (on_host(ids)[count:] == -1).all()
+    same(handle[3][:count], wanted["token"])
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_results_of_low_latency_mode_are_kept(world, default_type, is_fp8, is_split):
+    of = world(2)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    batches = [Tokens(90 + seed, of, [6, MOST], top_k=3, hidden=512) for seed in range(CALLS)]
+    torch.set_default_dtype(default)
+
+    def run(rank):
+        buffer, kept = of.buffer(rank, low_latency_mode=True), []
+        for batch in batches:
+            given = send(buffer, batch, rank, use_fp8=is_fp8, return_recv_hook=is_split)
+            if is_split:
+                given[4]()
+            returned = back(buffer, batch, rank, given[2], return_recv_hook=is_split)
+            if is_split:
+                returned[2]()
+            kept.append((given, returned[0]))
+        buffer.destroy()
+        return kept
+
+    results = of.run(run)
+    torch.set_default_dtype(torch.float32)
+    for rank, kept in enumerate(results):
+        for batch, (given, summed) in zip(batches, kept, strict=True):
+            check_rows(batch, rank, given[0], blockwise if is_fp8 else None)
+            check_numbers(batch, rank, given[1], given[2])
+            same(summed, sums(batch, rank))
+        handles = [given[2] for given, _ in kept]
+        assert [handles.index(handle) for handle in handles] == list(range(CALLS))
+        assert len({*handles}) == CALLS
+
+
+def test_rows_of_one_expert_may_have_any_stride_of_it(world):
+    of = world(1)
+    tokens = Tokens(95, of, [6], experts=1, top_k=1, hidden=128, holes=0)
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        rows, _, handle, _, _ = send(buffer, tokens, rank, use_fp8=False)
+        apart = torch.empty(MOST, 1, 128, dtype=torch.bfloat16, device=of.device).transpose(0, 1)
+        apart.copy_(rows)
+        assert apart.is_contiguous() and apart.stride(0) == 128
+        _, ids, weights = tokens.given(rank)
+        same(buffer.low_latency_combine(apart, ids, weights, handle)[0], sums(tokens, rank))
+
+    of.run(run)
+
+
+@pytest.mark.parametrize("is_low_latency", [False, True])
+def test_a_round_that_could_not_be_given_up_is_open(world, monkeypatch, is_low_latency):
+    of = world(1)
+    tokens = Tokens(96, of, [4], hidden=128)
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+
+        def call():
+            if is_low_latency:
+                return send(buffer, tokens, rank, use_fp8=False)[2]
+            return dispatch(buffer, *tokens.given(rank), tokens.experts)[4]
+
+        call(), call()
+        give_up = ferry.Communicator.give_up
+        monkeypatch.setattr(ferry.Communicator, "give_up", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        monkeypatch.setattr(ferry.Communicator, "give_up", give_up)
+        handles = [call() for _ in range(3)]
+        for handle in handles[1:]:
+            if is_low_latency:
+                same(back(buffer, tokens, rank, handle)[0], sums(tokens, rank))
+            else:
+                rows = tokens.answers(rank, tokens.received(rank)["x"]).to(of.device)
+                same(buffer.combine(rows, handle)[0], tokens.sums(rank))
+        buffer.destroy()
+
+    of.run(run)
+
+
+def interrupted(communicator):
+    """As ``Communicator.give_up``, with Ctrl-C before it."""
+    raise KeyboardInterrupt
