@@ -222,20 +222,11 @@ fn generate_bindings(places: &Places, check: bool) -> Result<()> {
     shell.change_dir(&places.root);
     let check = check.then_some("--check");
     let with_bindgen = ["--package", "xtask", "--features", "bindgen"];
-    let quick_build = [
-        "--config",
-        "profile.dev.opt-level=0",
-        "--config",
-        "profile.dev.debug=false",
-    ];
-    // Its own folder, so that xtask with and without bindgen do not replace each other.
-    let folder = places.target_dir.join("bindgen");
     xshell::cmd!(
         shell,
-        "cargo run --quiet --target-dir {folder} {with_bindgen...} {quick_build...} -- bindgen {check...}"
+        "cargo run --quiet {with_bindgen...} -- bindgen {check...}"
     )
     .quiet()
-    .env("CARGO_TARGET_DIR", &places.target_dir)
     .run()?;
     Ok(())
 }
