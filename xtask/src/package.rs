@@ -37,6 +37,13 @@ const DEVICE_CRATES: [&str; 7] = [
     "nvshmem-sys",
 ];
 
+/// Settings of every build of the packages, so that crates of the registry are compiled once for all of them.
+/// Nobody debugs these builds or changes them.
+const BUILD_SETTINGS: [(&str, &str); 2] = [
+    ("CARGO_INCREMENTAL", "0"),
+    ("CARGO_PROFILE_DEV_DEBUG", "false"),
+];
+
 /// Removes the crates that cargo unpacked in earlier runs: cargo keeps crates from a folder by name and
 /// version, and would check the packages with an older state of this version.
 fn forget_unpacked(published: &[Published]) -> Result<()> {
@@ -85,6 +92,7 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     .quiet()
     .env("RUSTUP_TOOLCHAIN", toolchain)
     .env("CARGO_TARGET_DIR", &build)
+    .envs(BUILD_SETTINGS)
     .run()
     .with_context(|| format!("cargo package failed; it needs {install}"))?;
     let unpacked = crates.join("unpacked");

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::BUILD_SETTINGS;
 use super::published::{HOST, Published, copy_package};
 use crate::places::Places;
 
@@ -22,6 +23,8 @@ struct Project<'a> {
     folder: PathBuf,
     /// The toolchain's programs.
     bin: PathBuf,
+    /// The target folder, in which cargo has verified the packages.
+    build: PathBuf,
     /// Folders of the packages, which no build may write to.
     unpacked: &'a Path,
 }
@@ -114,6 +117,7 @@ impl<'a> Project<'a> {
         Ok(Self {
             folder,
             bin: Path::new(sysroot.trim()).join("bin"),
+            build: crates.join("build"),
             unpacked,
         })
     }
@@ -133,6 +137,8 @@ impl<'a> Project<'a> {
             }
         }
         cargo
+            .env("CARGO_TARGET_DIR", &self.build)
+            .envs(BUILD_SETTINGS)
             .env_remove("RUSTUP_TOOLCHAIN")
             .env_remove("FERRY_PTX_DIR");
         cargo
@@ -204,7 +210,6 @@ fn manifest(published: &[Published]) -> String {
          [workspace]\n\n\
          [features]\ncuda = [\"ferry-ep/cuda\"]\nnvshmem = [\"cuda\", \"ferry-ep/nvshmem\"]\n\n\
          [dependencies]\nferry-ep = \"={version}\"\n\n\
-         [profile.dev.package.ferry-ep-simulator]\nopt-level = 2\n\n\
          [patch.crates-io]\n{}",
         patches.collect::<String>()
     )
