@@ -127,6 +127,8 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
     )
     .args(features.into_iter().flatten())
     .quiet()
+    // A user's wheel has the features of its own package alone.
+    .env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION")
     .run()
     .context("maturin cannot build the wheel")?;
     let wheel = wheel(places)?;
