@@ -137,6 +137,8 @@ impl<'a> Project<'a> {
             }
         }
         cargo
+            // Cargo would look for it in PATH, where another toolchain's may be.
+            .env("RUSTC", self.bin.join("rustc"))
             .env("CARGO_TARGET_DIR", &self.build)
             .envs(BUILD_SETTINGS)
             .env_remove("RUSTUP_TOOLCHAIN")
