@@ -19,14 +19,13 @@ from . import anew
 from .anew import Anew, Model
 from .events import Halves, InPlace, Ordered
 from .rounds import MOST_OPEN, Rounds, Sums
+from .rows import GROUP
 from .sources import Sources
 
 __all__ = ["Blocks", "LatencyHandle", "LatencyLane"]
 
 #: Outputs of padded blocks that follow from the plan, or from others.
 _UNSEEN = ("row_offsets", "expert_ids", "row_ends")
-#: Elements that share a scale.
-_GROUP = 128
 
 
 class LatencyHandle(tuple[Any, ...]):
@@ -98,7 +97,7 @@ class Blocks(NamedTuple):
         """Returns the outputs of a dispatch in blocks of this shape."""
         scales = out.scales
         if scales is not None:
-            scales = scales.view(shape[0], shape[2] // _GROUP, shape[1]).transpose(1, 2)
+            scales = scales.view(shape[0], shape[2] // GROUP, shape[1]).transpose(1, 2)
         return cls(
             out.tokens.view(shape), scales, out.expert_counts, Sources(out.src_info, out.source_ranges)
         )
@@ -118,7 +117,7 @@ def _models(plan: Plan, shape: tuple[int, int, int], device: torch.device) -> li
     data_type = torch.float8_e4m3fn if has_scales else torch.bfloat16
     models = [Model(torch.empty(shape, dtype=data_type, device=device), ("tokens",))]
     if has_scales:
-        scales = torch.empty(experts, hidden // _GROUP, rows, dtype=torch.float32, device=device)
+        scales = torch.empty(experts, hidden // GROUP, rows, dtype=torch.float32, device=device)
         models.append(Model(scales.transpose(1, 2), ("scales",)))
     counts = torch.empty(experts, dtype=torch.int32, device=device)
     return [

@@ -16,13 +16,14 @@ from .checks import require_rows, require_tensor
 from .events import WITH_HOOK, EventOverlap, InPlace, Ordered
 from .latency_rounds import Blocks, LatencyHandle
 from .powers import pack, to_powers_of_two
+from .rows import GROUP
 from .runtime import Runtime
 from .tuning import latency_window_bytes, topk_idx_t
 
 __all__ = ["LowLatency"]
 
-#: Elements that share a scale, and those that share an int32 of packed scales.
-_GROUP, _PACKED = 128, 512
+#: Elements that share an int32 of packed scales.
+_PACKED = 4 * GROUP
 _NO_STATS = "kernels do not time their waits: leave it None"
 
 
@@ -228,7 +229,7 @@ def _require_scales(hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bo
         return
     if use_ue8m0 and not round_scale:
         raise ArgumentError("use_ue8m0 is True, but round_scale is False: UE8M0 scales are powers of two")
-    elements = _PACKED if use_ue8m0 else _GROUP
+    elements = _PACKED if use_ue8m0 else GROUP
     if hidden % elements:
         raise refuse("x", f"rows of a multiple of {elements} elements", f"hidden size {hidden}")
 

@@ -252,12 +252,10 @@ class Runtime:
         """Sums the rows of each token of ``routing`` at its source."""
         tokens, top_k = routing.ids.shape
         key = (routing.experts, top_k, rows.shape[1])
-        lane = self._lanes.get((*key, routing.format, None))
-        if lane is None or not lane.has_open(routing):
-            # A dispatch with the handle may have sent rows in another format.
-            lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
-            found = (each for each in lanes if each is not None and each.has_open(routing))
-            lane = next(found, None) or self.lane(*key, tokens, routing.format)
+        # A dispatch with the handle may have sent rows in another format.
+        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
+        found = (each for each in lanes if each is not None and each.has_open(routing))
+        lane = next(found, None) or self.lane(*key, tokens, routing.format)
         with self.ordered(rows, order) as ordered:
             ordered.reads(rows, weights, *bias)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
