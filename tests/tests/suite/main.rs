@@ -20,6 +20,8 @@ mod padded;
 mod pass_through;
 mod patience;
 mod replay;
+mod rig;
 mod rows;
 mod silu;
 mod simulated;
+mod verify;

@@ -10,8 +10,6 @@ mod placement;
 mod received;
 mod rows;
 mod tables;
-#[cfg(test)]
-mod tests;
 mod values;
 
 pub use compared::Compared;

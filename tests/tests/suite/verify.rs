@@ -9,14 +9,16 @@ use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
-use super::*;
-use crate::{ROW_FORMATS, ROW_LAYOUTS, Session, Settings};
+use ferry_rig::verify::{
+    Compared, Contents, Mismatch, Oracle, RankOutputs, Received, Rows, Tables,
+};
+use ferry_rig::{ROW_FORMATS, ROW_LAYOUTS, Session, Settings};
 
 const SCALE: [f32; 4] = [0.5, 1.5, 2.0, 3.0];
 const MODE: CombineMode = CombineMode::Reduced;
 
 fn problem() -> Problem {
-    crate::problem(vec![3, 2], [4, 2, 128], Routing::Uniform, 5)
+    ferry_rig::problem(vec![3, 2], [4, 2, 128], Routing::Uniform, 5)
 }
 
 /// Rows by expert.
