@@ -1,6 +1,7 @@
 //! MXFP4 in f64: e2m1 elements, a power-of-two scale for each 32 of them; slow and obvious.
 
 use crate::e2m1;
+use crate::fp8::power_of_two;
 use crate::mxfp8::{largest, value_of_scale};
 
 /// Elements that share a scale.
@@ -9,7 +10,7 @@ pub const GROUP: usize = 32;
 /// The code of a group's scale: 2^(n-2) for `amax` in [1.75 · 2^(n-1), 1.75 · 2^n), at least
 /// 2^-127. Infinity is treated like 2^128 and gets 2^126.
 pub fn scale_of(amax: f64) -> u8 {
-    let enough = |exponent: &i32| amax < 1.75 * 2f64.powi(*exponent);
+    let enough = |exponent: &i32| amax < 1.75 * power_of_two(*exponent);
     let exponent = (-125..128).find(enough).unwrap_or(128);
     (exponent - 2 + 127) as u8
 }

@@ -11,7 +11,7 @@ pub fn value_of_scale(code: u8) -> f64 {
     if code == 255 {
         f64::NAN
     } else {
-        2f64.powi(i32::from(code) - 127)
+        fp8::power_of_two(i32::from(code) - 127)
     }
 }
 
