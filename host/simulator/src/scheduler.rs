@@ -2,7 +2,7 @@
 
 mod time;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -442,6 +442,7 @@ impl World {
                     deadline,
                     lanes_calls: Cell::new(0),
                     loading: Cell::new(None),
+                    own_window: OnceCell::new(),
                     times_out_at: waits_until,
                 };
                 run(&warp, kernel, combines);

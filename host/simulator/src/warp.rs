@@ -11,7 +11,7 @@ mod tiles;
 mod turns;
 mod visibility;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use corosensei::Yielder;
@@ -50,6 +50,8 @@ pub struct Warp<'y> {
     pub lanes_calls: Cell<u64>,
     /// The part of a token that it is loading.
     pub loading: Cell<Option<TokenPart>>,
+    /// Start of its rank's window, which it looks up once.
+    pub own_window: OnceCell<u64>,
     /// Time at which its current wait times out.
     pub times_out_at: Rc<Cell<u64>>,
 }

@@ -109,7 +109,8 @@ impl Warp<'_> {
 
     /// Address `bytes` after the start of the own window.
     pub(super) fn in_window(&self, bytes: u64) -> u64 {
-        let window = self.window(self.common.rank());
+        let own = || self.window(self.common.rank());
+        let window = *self.own_window.get_or_init(own);
         self.within(window, window + bytes)
     }
 
