@@ -1,11 +1,18 @@
 //! Runs of models.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 
 use super::Weak;
 
+/// Models take turns: each run maps stacks and removes them, on which several threads wait for one another
+/// longer than one thread takes for all.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Runs every interleaving of a model, up to a few preemptions.
 pub fn check(model: fn(Weak), weak: Weak) {
+    // A mutant that was found poisons it, as it should.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || model(weak));
