@@ -20,9 +20,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds `xtask` and runs it with these arguments.
+/// Builds `xtask`, with dependencies that serve its builds of the workspace, too, and runs it with these
+/// arguments.
 fn hand_on(arguments: &[String]) -> io::Result<ExitStatus> {
     let mut cargo = xtask_front::cargo();
-    cargo.args(["run", "--quiet", "--package", "xtask", "--"]);
+    cargo.args(["run", "--quiet", "-Zfeature-unification"]);
+    cargo.args(["--config", "resolver.feature-unification='workspace'"]);
+    cargo.args(["--package", "xtask", "--"]);
     cargo.args(arguments).status()
 }
