@@ -6,7 +6,7 @@ use ferry::{DataType, DevicePtr, Stream};
 use pyo3::ffi::PyObject;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyCapsule, PyTuple, PyType};
 
 use crate::dlpack::DlTensor;
 use crate::errors;
@@ -101,11 +101,49 @@ impl Reader {
             }
         }
         for value in values.iter_borrowed().filter(|value| !value.is_none()) {
-            if !self.takes_one(&value, records)? {
+            let read = self.plain(&value, records)?;
+            if read.is_none_or(|read| read.device_type != CUDA) {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Type, device, shape and strides of each value, or that it is `None`: equal bytes for values that
+    /// checks of these cannot tell apart. Nothing if calls could not read one even in a GPU's memory.
+    /// `records` as in `takes`.
+    #[pyo3(signature = (values, records, /))]
+    fn signature<'py>(
+        &self,
+        values: &Bound<'py, PyTuple>,
+        records: bool,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let mut words = Vec::with_capacity(10 * values.len());
+        for value in values.iter_borrowed() {
+            if value.is_none() {
+                words.push(u64::MAX);
+                continue;
+            }
+            let Some(read) = self.plain(&value, records)? else {
+                return Ok(None);
+            };
+            let Some(sizes) = Sizes::of(&read) else {
+                return Ok(None);
+            };
+            let (device, data_type) = (
+                [read.device_type as u64, read.device as u64],
+                [read.code.into(), read.bits.into(), read.lanes.into()],
+            );
+            // First the number of dimensions, so that no two lists have the same words.
+            words.push(sizes.rank as u64);
+            words.extend(device.into_iter().chain(data_type));
+            let sizes = sizes.dims[..sizes.rank]
+                .iter()
+                .chain(&sizes.strides[..sizes.rank]);
+            words.extend(sizes.map(|&size| size as u64));
+        }
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        Ok(Some(PyBytes::new(values.py(), &bytes)))
     }
 
     /// Whether `value` is of this class, its elements are of `dtype`, and it has `shape` without gaps; `None`
@@ -138,21 +176,20 @@ impl Reader {
 }
 
 impl Reader {
-    /// [`Self::takes`] for one value.
-    fn takes_one(&self, value: &Bound<'_, PyAny>, records: bool) -> PyResult<bool> {
-        let is_of_class = value.get_type_ptr() == self.class.as_ptr().cast();
-        let Some(read) = is_of_class.then(|| self.described(value)).flatten() else {
-            return Ok(false);
-        };
-        // Whoever describes u32 has an error for it.
-        if read.device_type != CUDA || data_type(&read) == Some(DataType::U32) {
-            return Ok(false);
+    /// Reads a value of which [`Self::takes`] is true, but for its device.
+    fn plain(&self, value: &Bound<'_, PyAny>, records: bool) -> PyResult<Option<DlTensor>> {
+        if value.get_type_ptr() != self.class.as_ptr().cast() {
+            return Ok(None);
         }
+        // Before it is read, as modes of torch run Python here.
         let py = value.py();
-        if records && value.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-            return Ok(false);
+        let is_recorded = records && value.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
+        if is_recorded || value.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Ok(None);
         }
-        Ok(!value.call_method0(intern!(py, "is_neg"))?.is_truthy()?)
+        // Whoever describes u32 has an error for it.
+        let read = self.described(value);
+        Ok(read.filter(|read| data_type(read) != Some(DataType::U32)))
     }
 
     /// Reads a tensor of the class; nothing if it has no plain memory.

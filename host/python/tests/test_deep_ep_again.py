@@ -37,15 +37,24 @@ def test_results_of_normal_mode_are_kept(world, default_type, encoding):
     torch.set_default_dtype(default)
 
     def run(rank):
-        buffer, kept = of.buffer(rank), []
-        for batch, x, rows in zip(batches, wanted, found, strict=True):
+        buffer, kept, again = of.buffer(rank), [], []
+
+        def sent_of(x):
             parts = [each.to(of.device) for each in (x[rank] if encoding else (x[rank],))]
-            sent = tuple(parts) if encoding else parts[0]
+            return tuple(parts) if encoding else parts[0]
+
+        for batch, x, rows in zip(batches, wanted, found, strict=True):
+            sent = sent_of(x)
             _, ids, weights = batch.given(rank)
             given = dispatch(buffer, sent, ids, weights, batch.experts, num_worst_tokens=worst)
             answers = torch.zeros(worst, 512, dtype=torch.bfloat16, device=of.device)
             answers[: len(rows[rank]["x"])] = batch.answers(rank, rows[rank]["x"]).to(of.device)
             kept.append((given, buffer.combine(answers, given[4])[0]))
+        for x in wanted:
+            again.append(buffer.dispatch(sent_of(x), handle=kept[0][0][4])[0])
+            buffer.combine(answers, kept[0][0][4])
+        for x, rows in zip(wanted, again, strict=True):
+            check_rows_of(x, found[0][rank], rows, encoding)
         for x, rows, total, (given, returned) in zip(wanted, found, summed, kept, strict=True):
             check(x, rows[rank], given, encoding)
             same(returned, total[rank])
@@ -54,14 +63,20 @@ def test_results_of_normal_mode_are_kept(world, default_type, encoding):
     of.run(run)
 
 
-def check(x, wanted, given, encoding):
-    """Compares the results of a dispatch, with more rows than come, of rows ``x`` of all ranks."""
-    rows, ids, weights, counts, handle, _ = given
+def check_rows_of(x, wanted, rows, encoding):
+    """Compares received rows of rows ``x`` of all ranks."""
     count = len(wanted["token"])
     places = list(zip(wanted["source"].tolist(), wanted["token"].tolist(), strict=True))
     for index, part in enumerate(rows if encoding else (rows,)):
         each = [(x[source][index] if encoding else x[source])[token] for source, token in places]
         same(part[:count], torch.stack(each))
+
+
+def check(x, wanted, given, encoding):
+    """Compares the results of a dispatch, with more rows than come, of rows ``x`` of all ranks."""
+    rows, ids, weights, counts, handle, _ = given
+    count = len(wanted["token"])
+    check_rows_of(x, wanted, rows, encoding)
     same(ids[:count], wanted["ids"])
     same(weights[:count], wanted["weights"])
     assert counts == [] and (on_host(ids)[count:] == -1).all()
@@ -100,6 +115,25 @@ def test_results_of_low_latency_mode_are_kept(world, default_type, is_fp8, is_sp
         handles = [given[2] for given, _ in kept]
         assert [handles.index(handle) for handle in handles] == list(range(CALLS))
         assert len({*handles}) == CALLS
+
+
+def test_rows_that_fit_one_handle_may_not_fit_another(world):
+    of = world(1)
+    batches = [Tokens(97 + count, of, [count], hidden=128) for count in (4, 6)]
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        x = [batch.given(rank)[0] for batch in batches]
+        handles = [dispatch(buffer, *batch.given(rank), batch.experts)[4] for batch in batches]
+        for _ in range(2):
+            for mine, other in ((0, 1), (1, 0)):
+                rows = buffer.dispatch(x[mine], handle=handles[mine])[0]
+                same(rows, batches[mine].received(rank)["x"])
+                with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(x[mine])}, 128"):
+                    buffer.dispatch(x[mine], handle=handles[other])
+        buffer.destroy()
+
+    of.run(run)
 
 
 def test_rows_of_one_expert_may_have_any_stride_of_it(world):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
 from deep_ep_rig import Tokens, check_received, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import settings  # noqa: E402
+from ferry_ep.deep_ep import runtime, settings  # noqa: E402
 
 
 def member(ranks=2):
@@ -99,20 +99,23 @@ def test_wrong_configurations():
         deep_ep.Config().get_nvl_buffer_size_hint(1 << 30, 2)
 
 
-def good():
+def good(tokens=3):
     """Arguments of a dispatch of one rank of two."""
     return {
-        "x": torch.zeros(3, 64, dtype=torch.bfloat16),
-        "topk_idx": torch.zeros(3, 2, dtype=torch.int64),
-        "topk_weights": torch.zeros(3, 2),
+        "x": torch.zeros(tokens, 64, dtype=torch.bfloat16),
+        "topk_idx": torch.zeros(tokens, 2, dtype=torch.int64),
+        "topk_weights": torch.zeros(tokens, 2),
         "num_tokens_per_rank": torch.zeros(2, dtype=torch.int32),
-        "is_token_in_rank": torch.zeros(3, 2, dtype=torch.bool),
+        "is_token_in_rank": torch.zeros(tokens, 2, dtype=torch.bool),
         "num_tokens_per_expert": torch.zeros(4, dtype=torch.int32),
     }
 
 
 def test_wrong_tensors_of_a_dispatch():
     buffer = deep_ep.Buffer(member(), 1 << 20, connect=never)
+    # Right ones are remembered, and change nothing.
+    with pytest.raises(AssertionError, match="was asked for"):
+        buffer.dispatch(**good())
     x, ids = good()["x"], good()["topk_idx"]
     wrong = {
         "x": [None, x.float(), x[0], x.T, x[:, :60].contiguous(), x[:2]],
@@ -129,6 +132,28 @@ def test_wrong_tensors_of_a_dispatch():
             # Fewer rows of x than of all others: the first of these is named.
             assert raised.value.name == name or (name == "x" and raised.value.name == "is_token_in_rank")
             assert raised.value.given and raised.value.wanted
+
+
+def test_as_many_checks_are_remembered_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(runtime, "_MOST_CHECKED", 2)
+    buffer, made = deep_ep.Buffer(member(), 1 << 20, connect=never), buffer_checks(monkeypatch)
+    for tokens, checks in ((1, 1), (2, 2), (1, 2), (3, 3), (3, 3), (1, 4)):
+        with pytest.raises(AssertionError, match="was asked for"):
+            buffer.dispatch(**good(tokens))
+        assert len(made) == checks
+        assert len(buffer.runtime._checked) <= 2
+
+
+def buffer_checks(monkeypatch):
+    """Returns a list to which each check of a dispatch is added."""
+    made, check = [], deep_ep.Buffer._check
+
+    def counted(*arguments):
+        made.append(arguments)
+        return check(*arguments)
+
+    monkeypatch.setattr(deep_ep.Buffer, "_check", counted)
+    return made
 
 
 def test_wrong_arguments_of_a_dispatch():

@@ -401,10 +401,12 @@ X, INT = torch.zeros(3, 512, dtype=torch.bfloat16), torch.int32
 )
 def test_wrong_arguments_of_a_dispatch(options, error, match):
     buffer = deep_ep.Buffer(rig.Member(0, 2), low_latency_mode=True, connect=never)
-    with pytest.raises(error, match=match):
-        buffer.low_latency_dispatch(**good(**options))
-    with pytest.raises(AssertionError, match="nothing is to be made"):
-        buffer.low_latency_dispatch(**good(use_nvfp4=False, x_global_scale=None))
+    # Right arguments are remembered, and change nothing.
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="nothing is to be made"):
+            buffer.low_latency_dispatch(**good(use_nvfp4=False, x_global_scale=None))
+        with pytest.raises(error, match=match):
+            buffer.low_latency_dispatch(**good(**options))
 
 
 def test_wrong_arguments_of_a_combine(world):

@@ -74,6 +74,36 @@ def test_native_checks_of_tensors_are_those_of_torch(bench):
     assert reader.takes((one, none), True, (True, False)) == (of.device != "cpu")
 
 
+def test_signatures_are_equal_for_tensors_that_checks_cannot_tell_apart(bench):
+    reader = ferry._ferry.Reader.of(torch.Tensor)
+    if reader is None:
+        pytest.skip("this torch has no exchange API")
+    device = bench(1).device
+    plain = [tensor for tensor, can_read in odd_tensors(device) if can_read and tensor.dim() <= 5]
+
+    def what(tensor):
+        return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
+
+    values = [(None,), *((tensor,) for tensor in plain), *((tensor, None) for tensor in plain)]
+    values += [(None, tensor) for tensor in plain]
+    for one in values:
+        for other in values:
+            is_same = len(one) == len(other) and all(
+                a is b is None or (a is not None and b is not None and what(a) == what(b))
+                for a, b in zip(one, other, strict=True)
+            )
+            copies = tuple(
+                each if each is None else each.detach().as_strided(each.shape, each.stride())
+                for each in other
+            )
+            assert (reader.signature(one, True) == reader.signature(copies, True)) == is_same
+    with torch.enable_grad():
+        for tensor, can_read in odd_tensors(device):
+            can_read = can_read and tensor.dim() <= 5
+            assert (reader.signature((None, tensor), True) is not None) == can_read
+            assert (reader.signature((tensor,), False) is not None) == (can_read or tensor.requires_grad)
+
+
 def test_arrays_that_are_made_again_have_memory_of_their_own(bench):
     of = bench(1)
     made = ferry.tensors.Repeated([("bf16", [3, 8]), ("i64", [5]), ("f32", [0, 2])])

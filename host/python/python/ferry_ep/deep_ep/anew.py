@@ -67,15 +67,14 @@ def is_direct(rank: Rank, device: torch.device) -> bool:
 
 def dispatch(
     rank: Rank, x: Any, topk_ids: Tensor, topk_weights: Tensor | None, anew: Anew, *, is_half: bool = False
-) -> list[Tensor] | None:
+) -> list[Tensor]:
     """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream, and returns
-    its tensors; ``None``, and has enqueued nothing, for inputs that need a description.
+    its tensors. Inputs need no description (:func:`signature`).
     """
+    assert _reader is not None
     tokens, scales = x if isinstance(x, tuple) else (x, None)
-    inputs = (tokens, topk_ids, topk_weights, scales)
-    if _reader is None or not _reader.takes(inputs, torch.is_grad_enabled()):
-        return None
     made = [*map(torch.empty_like, anew.models), *anew.kept]
+    inputs = (tokens, topk_ids, topk_weights, scales)
     rank._native._dispatch_placed(_reader, inputs, anew.places, made, is_half)
     return made
 

@@ -15,13 +15,21 @@ from ..communicator import Communicator
 from ..errors import ArgumentError
 from ..tensors import refuse
 from .absent import refuse_absent, require_present
-from .checks import require_bias, require_config, require_layout, require_rows, require_tensor, require_topk
+from .checks import (
+    require_bias,
+    require_config,
+    require_layout,
+    require_rows,
+    require_tensor,
+    require_topk,
+    signature,
+)
 from .events import EventHandle, EventOverlap
 from .handle import Handle
 from .low_latency import LowLatency
 from .rounds import Routing
-from .rows import rows_of
-from .runtime import Order, Runtime, layout_of
+from .rows import Rows, rows_of
+from .runtime import Checked, Runtime, layout_of
 from .settings import Settings, say_once
 from .tuning import Config, topk_idx_t
 
@@ -206,8 +214,9 @@ class Buffer(LowLatency):
             raise ArgumentError(
                 f"num_experts is {num_experts}, but it is a multiple of {self.group_size} ranks"
             )
-        order = Order(previous_event, async_finish, allocate_on_comm_stream)
-        with self._live().ordered(topk_idx, order) as ordered:
+        streams, device = self._live().streams, topk_idx.device
+        block = streams.ordered(device, previous_event, async_finish, allocate_on_comm_stream)
+        with block as ordered:
             ordered.reads(topk_idx)
             per_rank, per_expert, is_in_rank = layout_of(topk_idx, num_experts, self.group_size)
             ordered.returns(per_rank, per_expert, is_in_rank)
@@ -256,7 +265,6 @@ class Buffer(LowLatency):
         """
         runtime = self._live()
         self._refuse_exact()
-        sent = rows_of(x)
         num_sms = Buffer.num_sms if config is None else require_config(config)
         if expert_alignment < 1:
             raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
@@ -264,27 +272,51 @@ class Buffer(LowLatency):
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but it is at least 0")
         if num_tokens_per_rdma_rank is not None:
             refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
-        order = Order(previous_event, async_finish, allocate_on_comm_stream)
-        tokens = sent.tokens.shape[0]
+        order = (previous_event, async_finish, allocate_on_comm_stream)
+        parts = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
-            rows_of(x, routing.ids.shape[0])
-            rows, event = runtime.send_again(sent, routing, num_sms=num_sms, order=order)
+            checked = self._check_again(runtime, x, parts, routing)
+            sent, block = Rows(*parts), runtime.streams.ordered(parts[0].device, *order)
+            rows, event = runtime.send_again(sent, routing, checked, num_sms=num_sms, block=block)
             return rows, None, None, None, None, event
-        experts, *layout = require_layout(
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, tokens, self.group_size
-        )
+        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         if topk_idx is not None or topk_weights is not None:
-            topk = require_topk(topk_idx, topk_weights, tokens)
-            worst = num_worst_tokens or None
-            received = runtime.send(sent, topk, experts, layout[0], worst=worst, num_sms=num_sms, order=order)
+            topk = (topk_idx, topk_weights)
+            seen, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
+            checked = runtime.checked(seen, lambda: self._check(runtime, x, layout, topk, seen is not None))
+            sent, block = Rows(*parts), runtime.streams.ordered(parts[0].device, *order)
+            received = runtime.send(
+                sent, topk, checked, is_token_in_rank, worst=worst, num_sms=num_sms, block=block
+            )
         elif num_worst_tokens:
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
         else:
-            received = runtime.send_by_rank(sent, *layout, num_sms=num_sms, order=order)
+            sent = rows_of(x)
+            _, *by_rank = require_layout(*layout, sent.tokens.shape[0], self.group_size)
+            block = runtime.streams.ordered(sent.tokens.device, *order)
+            received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, block=block)
         return received if expert_alignment == 1 else received.aligned(expert_alignment)
+
+    def _check(self, runtime: Runtime, x: Any, layout: Any, topk: Any, is_plain: bool) -> Checked:
+        """Checks the tensors of a dispatch with ids."""
+        sent = rows_of(x)
+        experts, *_ = require_layout(*layout, sent.tokens.shape[0], self.group_size)
+        ids, _ = require_topk(*topk, sent.tokens.shape[0])
+        return Checked(experts, runtime.lane_for(sent, experts, ids.shape[1]), is_plain)
+
+    def _check_again(self, runtime: Runtime, x: Any, parts: tuple[Any, Any], routing: Routing) -> Checked:
+        """Checks the rows of a dispatch with a handle of ``routing``."""
+        experts, (tokens, top_k) = routing.experts, routing.topk
+
+        def check() -> Checked:
+            lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
+            return Checked(experts, lane, seen is not None)
+
+        seen = signature(*parts)
+        return runtime.checked(None if seen is None else (seen, experts, tokens, top_k), check)
 
     def combine(
         self,
@@ -315,14 +347,15 @@ class Buffer(LowLatency):
         routing = _routing(handle)
         require_rows("x", x, (routing.rows, None))
         num_sms = Buffer.num_sms if config is None else require_config(config)
-        tokens, top_k = routing.ids.shape
+        tokens, top_k = routing.topk
         if topk_weights is not None:
             if not routing.has_topk:
                 raise ArgumentError("topk_weights is given, but the dispatch of handle had no topk_idx")
             require_tensor("topk_weights", topk_weights, torch.float32, (routing.rows, top_k))
         begins = require_bias(bias, tokens, x.shape[1])
-        order = Order(previous_event, async_finish, allocate_on_comm_stream)
-        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, order=order)
+        streams, device = runtime.streams, x.device
+        block = streams.ordered(device, previous_event, async_finish, allocate_on_comm_stream)
+        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, block=block)
 
 
 def _routing(handle: Any) -> Routing:

@@ -19,6 +19,7 @@ __all__ = [
     "require_rows",
     "require_tensor",
     "require_topk",
+    "signature",
 ]
 
 #: Each call has several tensors: natively a check takes a fifth of the time.
@@ -44,6 +45,13 @@ def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int |
     if not isinstance(value, Tensor):
         raise refuse(name, wanted, "none" if value is None else type(value).__name__)
     raise refuse(name, wanted, f"{value.dtype}, shape {list(value.shape)}, strides {list(value.stride())}")
+
+
+def signature(*values: Any) -> bytes | None:
+    """Returns all that checks of tensors can depend on but for their elements: equal for arguments that have
+    the same types, devices, shapes and strides. ``None`` if native code could not read one on a GPU.
+    """
+    return None if _reader is None else _reader.signature(values, torch.is_grad_enabled())
 
 
 def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:

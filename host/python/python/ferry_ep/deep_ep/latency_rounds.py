@@ -210,19 +210,22 @@ class LatencyLane(Rounds[_Round]):
         *,
         ordered: InPlace | Ordered,
         is_split: bool,
+        is_plain: bool = True,
         finish: Callable[[Blocks], None] | None = None,
         written: tuple[Tensor | None, ...] = (),
         handle: LatencyHandle | None = None,
     ) -> tuple[Blocks, LatencyHandle, Callable[[], None] | None]:
         """Opens a round of ``x``: rows, or a tuple of FP8 rows and scales. ``finish`` enqueues what follows
         the receipt, and writes ``written``. ``is_split``: sends alone, and returns the hook that does
-        the rest. ``handle``: that of the round, a new one by default.
+        the rest. ``is_plain``: whether inputs need no description. ``handle``: that of the round, a new one
+        by default.
         """
         opened = self._acquire()
         opened.halves = ordered.halves(ids)
         hook = None
         try:
-            blocks, half = self._send(opened, x, ids, is_split)
+            tensors = opened.anew(ids, self.block_shape) if is_plain else None
+            blocks, half = self._send(opened, x, ids, is_split, tensors)
             if handle is None:
                 handle = LatencyHandle(self, (ids.shape[0], ids.shape[1]), blocks.sources)
             if half is not None:
@@ -242,17 +245,20 @@ class LatencyLane(Rounds[_Round]):
             opened.retain()
         return blocks, handle, hook
 
-    def _send(self, opened: _Round, x: Any, ids: Tensor, is_half: bool) -> tuple[Blocks, _Half | None]:
-        """Makes a dispatch, or its first half. Returns its results, and the second half."""
-        communicator, tensors = opened.communicator, opened.anew(ids, self.block_shape)
+    def _send(
+        self, opened: _Round, x: Any, ids: Tensor, is_half: bool, tensors: Anew | None
+    ) -> tuple[Blocks, _Half | None]:
+        """Makes a dispatch, or its first half, with ``tensors`` if there are some. Returns its results, and
+        the second half.
+        """
+        communicator = opened.communicator
         if tensors is not None:
             made = anew.dispatch(communicator, x, ids, None, tensors, is_half=is_half)
-            if made is not None:
-                scales = made[1] if len(made) == 5 else None
-                blocks = Blocks(made[0], scales, made[-3], Sources(made[-2], None))
-                if not is_half:
-                    return blocks, None
-                return blocks, _Half(partial(anew.dispatch_wait, communicator, tensors, made), made)
+            scales = made[1] if len(made) == 5 else None
+            blocks = Blocks(made[0], scales, made[-3], Sources(made[-2], None))
+            if not is_half:
+                return blocks, None
+            return blocks, _Half(partial(anew.dispatch_wait, communicator, tensors, made), made)
         out = communicator.outputs(ids, id_type="i64")
         blocks = Blocks.of(out, self.block_shape)
         if not is_half:

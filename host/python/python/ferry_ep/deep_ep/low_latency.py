@@ -12,9 +12,9 @@ from torch import Tensor
 from ..errors import ArgumentError, ClosedError
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
-from .checks import require_rows, require_tensor
+from .checks import require_rows, require_tensor, signature
 from .events import WITH_HOOK, EventOverlap, InPlace, Ordered
-from .latency_rounds import Blocks, LatencyHandle
+from .latency_rounds import Blocks, LatencyHandle, LatencyLane
 from .powers import pack, to_powers_of_two
 from .rows import GROUP
 from .runtime import Runtime
@@ -98,36 +98,55 @@ class LowLatency(Absent):
         if dispatch_wait_recv_cost_stats is not None:
             refuse_absent("dispatch_wait_recv_cost_stats", _NO_STATS)
         most, stats = num_max_dispatch_tokens_per_rank, cumulative_local_expert_recv_stats
-        require_rows("x", x)
-        tokens, hidden = x.shape
-        require_tensor("topk_idx", topk_idx, topk_idx_t, (tokens, None))
-        self._require_sizes(tokens, most, num_experts)
-        local = num_experts // self.group_size
-        if stats is not None:
-            require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,))
-        _require_scales(hidden, use_fp8, round_scale, use_ue8m0)
-        lane = runtime.latency_lane(
-            num_experts, topk_idx.shape[1], hidden, most, "fp8" if use_fp8 else "bf16"
+        sizes, form = (most, num_experts), (use_fp8, round_scale, use_ue8m0)
+        seen = signature(x, topk_idx, stats)
+        lane = runtime.checked(
+            None if seen is None else (seen, sizes, form),
+            lambda: self._lane_of(runtime, x, topk_idx, stats, sizes, form),
         )
         packed = None
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, stats)
             if use_fp8 and use_ue8m0:
-                sizes = (local, hidden // _PACKED, self.group_size * most)
-                packed = torch.empty(sizes, dtype=torch.int32, device=x.device)
+                local, rows, hidden = lane.block_shape
+                packed = torch.empty(local, hidden // _PACKED, rows, dtype=torch.int32, device=x.device)
             blocks, handle, hook = lane.dispatch(
                 to_powers_of_two(x) if use_fp8 and round_scale else x,
                 topk_idx,
                 ordered=ordered,
                 is_split=return_recv_hook,
+                is_plain=seen is not None,
                 finish=None if packed is None and stats is None else partial(_finish, packed, stats),
                 written=(packed, stats),
             )
             ordered.returns(blocks.rows, blocks.scales, packed, blocks.counts, *blocks.sources)
-        rows: Any = blocks.rows
+        received: Any = blocks.rows
         if use_fp8:
-            rows = (rows, blocks.scales if packed is None else packed.transpose(1, 2))
-        return rows, blocks.counts, handle, ordered.event, hook
+            received = (received, blocks.scales if packed is None else packed.transpose(1, 2))
+        return received, blocks.counts, handle, ordered.event, hook
+
+    def _lane_of(
+        self,
+        runtime: Runtime,
+        x: Any,
+        topk_idx: Any,
+        stats: Any,
+        sizes: tuple[int, int],
+        form: tuple[bool, bool, bool],
+    ) -> LatencyLane:
+        """Checks the arguments of a dispatch. ``sizes``: most tokens of a rank, and experts. ``form``:
+        ``use_fp8``, ``round_scale``, ``use_ue8m0``.
+        """
+        most, experts = sizes
+        require_rows("x", x)
+        tokens, hidden = x.shape
+        require_tensor("topk_idx", topk_idx, topk_idx_t, (tokens, None))
+        self._require_sizes(tokens, most, experts)
+        if stats is not None:
+            local = experts // self.group_size
+            require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,))
+        _require_scales(hidden, *form)
+        return runtime.latency_lane(experts, topk_idx.shape[1], hidden, most, "fp8" if form[0] else "bf16")
 
     def low_latency_combine(
         self,

@@ -28,7 +28,7 @@ __all__ = ["Arrived", "Lane", "Routing", "Sums"]
 MOST_OPEN = 2
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Routing:
     """What a handle keeps of its dispatch: enough to make the round once more."""
 
@@ -40,10 +40,14 @@ class Routing:
     """Whether the caller gave ids."""
     ids: Tensor
     """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
+    lane: Lane
+    """The lane that opened its round last."""
     made_on: int
     """Handle of the stream of the dispatch, on which ``ids`` and ``weights`` were made; 0 on the CPU."""
     rows: int
     """Rows of the outputs."""
+    topk: tuple[int, int]
+    """Tokens and top-k slots."""
     weights: Tensor
     """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
 
@@ -94,8 +98,10 @@ class Sums:
         return torch.empty_like(model)
 
 
-def _models(config: Config, ids: Tensor, rows: int) -> list[Model]:
-    """Returns the tensors of a dispatch on a GPU: those of :class:`Arrived`, then one that no caller sees."""
+def _models(config: Config, ids: Tensor, rows: int, is_again: bool) -> list[Model]:
+    """Returns the tensors of a dispatch on a GPU: those of :class:`Arrived`, then one that no caller sees. Of
+    a dispatch with a handle callers see the rows alone.
+    """
     device, top_k = ids.device, ids.shape[1]
     is_fp8 = config.format == "fp8"
     dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
@@ -105,9 +111,9 @@ def _models(config: Config, ids: Tensor, rows: int) -> list[Model]:
         models.append(Model(scales, ("scales",)))
     return [
         *models,
-        Model(torch.empty(rows, top_k, dtype=ids.dtype, device=device), ("ids",)),
-        Model(torch.empty(rows, top_k, dtype=torch.float32, device=device), ("weights",)),
-        Model(None, ("src_info", "source_counts")),
+        Model(torch.empty(rows, top_k, dtype=ids.dtype, device=device), ("ids",), is_again),
+        Model(torch.empty(rows, top_k, dtype=torch.float32, device=device), ("weights",), is_again),
+        Model(None, ("src_info", "source_counts"), is_again),
         Model(None, ("expert_counts",), is_kept=True),
     ]
 
@@ -121,9 +127,11 @@ class _Round:
         config = communicator.plan.config
         self._sums = Sums(config.hidden, torch.bfloat16)
         self._weights = Sums(config.top_k, torch.float32)
-        #: Tensors of the last dispatch, and its rows, type of ids, and handle of the current stream.
-        self._anew: Anew | None = None
-        self._made_for: tuple[int, torch.dtype, int] | None = None
+        #: Rows, type of ids, and handle of the current stream of the last dispatch, and its tensors, by
+        #: whether it had a handle.
+        self._anew: dict[bool, tuple[tuple[int, torch.dtype, int], Anew | None]] = {}
+        #: Tokens and handle of the current stream of the last combine without weights, and where those went.
+        self._unasked: tuple[tuple[int, int], Tensor] | None = None
         #: Most multiprocessors of a call, and of the last one; ``None`` for all.
         self.most_sms = self._limit = communicator.max_sms
         if communicator.device.startswith("cuda:"):
@@ -139,44 +147,62 @@ class _Round:
             self.communicator.limit_sms(limit)
             self._limit = limit
 
-    def dispatch(self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, halves: Halves) -> Arrived:
-        """Makes a dispatch with outputs of so many rows."""
+    def dispatch(
+        self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, tensors: Anew | None
+    ) -> Arrived:
+        """Makes a dispatch with outputs of so many rows, those of ``tensors`` if there are some."""
         communicator = self.communicator
-        tensors = self._anew_for(ids, rows, halves)
         if tensors is not None:
             made = anew.dispatch(communicator, x.given, ids, weights, tensors)
-            if made is not None:
-                scales = made[1] if len(made) == 6 else None
-                return Arrived(made[0], scales, made[-4], made[-3], Sources(made[-2], None))
+            scales = made[1] if len(made) == 6 else None
+            return Arrived(made[0], scales, made[-4], made[-3], Sources(made[-2], None))
         out = communicator.outputs(x.tokens, rows, id_type=id_type_of(ids))
         return Arrived.of(communicator.dispatch(x.given, ids, weights, out=out))
 
-    def _anew_for(self, ids: Tensor, rows: int, halves: Halves) -> Anew | None:
+    def anew_for(self, ids: Tensor, rows: int, halves: Halves, is_again: bool) -> Anew | None:
         """Returns the tensors of a dispatch of as many rows as the last one; ``None`` for others, and if its
-        tensors belong to a graph.
+        tensors belong to a graph. ``is_again``: whether the dispatch has a handle.
         """
-        asked = (rows, ids.dtype, halves.handle)
         if halves.is_captured:
             return None
-        if asked != self._made_for:
+        asked, last = (rows, ids.dtype, halves.handle), self._anew.get(is_again)
+        if last is None or last[0] != asked:
             # Those on another stream are freed by its order.
-            self._made_for, self._anew = asked, None
-        elif self._anew is None and anew.is_direct(self.communicator, ids.device):
+            self._anew[is_again] = asked, None
+            return None
+        tensors = last[1]
+        if tensors is None and anew.is_direct(self.communicator, ids.device):
             plan = self.communicator.plan
             layouts = plan.output_layout(rows, id_type=id_type_of(ids))
-            self._anew = Anew(layouts, _models(plan.config, ids, rows), ids.device)
-        return self._anew
+            tensors = Anew(layouts, _models(plan.config, ids, rows, is_again), ids.device)
+            self._anew[is_again] = asked, tensors
+        return tensors
+
+    def _unasked_for(self, like: Tensor, tokens: int, halves: Halves) -> Tensor:
+        """Returns memory for the weights of a combine that nobody asked for."""
+        asked, last = (tokens, halves.handle), self._unasked
+        if halves.is_captured:
+            return self._weights.allocate(like, tokens)
+        if last is None or last[0] != asked:
+            # One on another stream is freed by its order.
+            last = self._unasked = asked, self._weights.allocate(like, tokens)
+        return last[1]
 
     def combine(
-        self, rows: Tensor, tokens: int, weights: Tensor, bias: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Makes a combine for so many tokens. Returns the sums, and the weights that return."""
-        sums, returned = self._sums.allocate(rows, tokens), self._weights.allocate(rows, tokens)
+        self, rows: Tensor, routing: Routing, weights: Tensor | None, bias: tuple[Tensor, ...], halves: Halves
+    ) -> tuple[Tensor, Tensor | None]:
+        """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
+        tokens, is_asked = routing.topk[0], weights is not None
+        sums = self._sums.allocate(rows, tokens)
+        if weights is None:
+            returned, weights = self._unasked_for(rows, tokens, halves), routing.weights
+        else:
+            returned = self._weights.allocate(rows, tokens)
         options: dict[str, Any] = {"received_weights": weights}
         if not anew.combine(self.communicator, rows, None, (sums, returned), initial=bias, **options):
             options |= {"out": sums, "weights": returned}
             self.communicator.combine(rows, initial=bias or None, **options)
-        return sums, returned
+        return sums, returned if is_asked else None
 
 
 def id_type_of(ids: Tensor) -> str:
@@ -226,10 +252,12 @@ class Rounds(Generic[Kept]):
 class Lane(Rounds[_Round]):
     """Rounds of normal mode."""
 
-    def __init__(self, connect: Callable[[], Communicator], tokens: int, is_strict: bool) -> None:
+    def __init__(
+        self, connect: Callable[[], Communicator], tokens: int, hidden: int, is_strict: bool
+    ) -> None:
         super().__init__(connect, is_strict)
-        #: Most tokens of a rank.
-        self.tokens = tokens
+        #: Most tokens of a rank, and hidden size.
+        self.tokens, self.hidden = tokens, hidden
 
     def dispatch(
         self,
@@ -241,10 +269,12 @@ class Lane(Rounds[_Round]):
         rows: int | None,
         num_sms: int,
         ordered: InPlace | Ordered,
+        is_plain: bool = True,
         again: Routing | None = None,
     ) -> tuple[Arrived, ReceivedCounts | None, Routing]:
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
-        many as come, and it waits for that number. ``again``: the routing of a handle, whose ids these are.
+        many as come, and it waits for that number. ``is_plain``: whether inputs need no description.
+        ``again``: the routing of a handle, whose ids these are.
         """
         halves = ordered.halves(ids)
         if rows is None and halves.is_captured:
@@ -260,15 +290,18 @@ class Lane(Rounds[_Round]):
         try:
             opened.limit(num_sms)
             if rows is not None:
-                arrived = opened.dispatch(x, ids, weights, rows, halves)
+                tensors = opened.anew_for(ids, rows, halves, again is not None) if is_plain else None
+                arrived = opened.dispatch(x, ids, weights, rows, tensors)
             else:
                 communicator.dispatch_async(x.given, ids, weights)
                 out, counts = self._receive(communicator, x, ids)
                 arrived, rows = Arrived.of(out), out.rows
             if again is None:
-                has_topk = weights is not None
-                again = Routing(experts, x.format, has_topk, kept, halves.handle, rows, arrived.weights)
-            opened.routing = again
+                has_topk, topk = weights is not None, (ids.shape[0], ids.shape[1])
+                again = Routing(
+                    experts, x.format, has_topk, kept, self, halves.handle, rows, topk, arrived.weights
+                )
+            again.lane, opened.routing = self, again
             self._open.append(opened)
         except BaseException:
             self._note_failure(opened, None)
@@ -294,13 +327,12 @@ class Lane(Rounds[_Round]):
         self._open.remove(opened)
         try:
             opened.limit(num_sms)
-            received = routing.weights if weights is None else weights
-            sums, returned = opened.combine(rows, routing.ids.shape[0], received, bias)
+            results = opened.combine(rows, routing, weights, bias, ordered.halves(rows))
         except BaseException:
             self._note_failure(opened, routing)
             raise
         opened.routing = None
-        return sums, None if weights is None else returned
+        return results
 
     def give_up(self, routing: Routing) -> None:
         """Gives up the open round of ``routing``. Collective."""

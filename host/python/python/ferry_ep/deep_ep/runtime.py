@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,18 +22,23 @@ from .rows import Rows
 from .settings import Settings
 from .tuning import latency_plan_of, max_tokens, plan_of
 
-__all__ = ["Order", "Received", "Runtime", "layout_of"]
+__all__ = ["Checked", "Received", "Runtime", "layout_of"]
 
+Found = TypeVar("Found")
+
+#: Results of checks that a buffer keeps: engines have some hundreds of numbers of tokens.
+_MOST_CHECKED = 4096
 #: Formats in which rows travel.
 _FORMATS = ("bf16", "fp8")
 
 
-class Order(NamedTuple):
-    """Arguments of a call that order streams."""
+class Checked(NamedTuple):
+    """Results of the checks of a dispatch, which depend on types, devices and shapes of its tensors alone."""
 
-    previous_event: EventOverlap | None
-    async_finish: bool
-    allocate_on_comm_stream: bool
+    experts: int
+    lane: Lane
+    is_plain: bool
+    """Whether native code can read the tensors on a GPU."""
 
 
 class Received(NamedTuple):
@@ -52,7 +57,7 @@ class Received(NamedTuple):
 
 
 class Runtime:
-    """Rounds of a buffer's calls, whose arguments were checked."""
+    """Rounds of a buffer's calls, whose arguments were checked. Each makes its work in a ``block``."""
 
     def __init__(
         self,
@@ -76,7 +81,22 @@ class Runtime:
         self._adding: dict[plans.Config, Communicator] = {}
         #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
         self._latency: dict[tuple[int, int, int, int, str], LatencyLane] = {}
+        #: Results of checks by the signatures of tensors, and all else that they depend on.
+        self._checked: dict[Any, Any] = {}
         self.streams = Streams()
+
+    def checked(self, seen: Any, check: Callable[[], Found]) -> Found:
+        """Returns the result of ``check`` for arguments of which ``seen`` is all that it depends on; ``None``
+        if that is not known.
+        """
+        found: Found | None = self._checked.get(seen)
+        if found is None:
+            found = check()
+            if seen is not None:
+                if len(self._checked) == _MOST_CHECKED:
+                    self._checked.clear()
+                self._checked[seen] = found
+        return found
 
     @property
     def communicators(self) -> list[Communicator]:
@@ -111,10 +131,6 @@ class Runtime:
         if self._own is not None:
             self._own.close()
 
-    def ordered(self, like: Tensor, order: Order) -> InPlace | Ordered:
-        """Returns the block of a call's work, which begins now."""
-        return self.streams.ordered(like.device, *order)
-
     def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
 
@@ -141,7 +157,8 @@ class Runtime:
         lane = self._lanes.get(key)
         if lane is None:
             config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
-            lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, self._settings.is_strict)
+            is_strict = self._settings.is_strict
+            lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, hidden, is_strict)
         return lane
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
@@ -171,20 +188,27 @@ class Runtime:
         self,
         x: Rows,
         topk: tuple[Tensor, Tensor],
-        experts: int,
+        checked: Checked,
         is_token_in_rank: Tensor,
         *,
         worst: int | None,
         num_sms: int,
-        order: Order,
+        block: InPlace | Ordered,
     ) -> Received:
-        """Makes a dispatch to the ranks of the ``experts`` that ``topk``, ids and weights, names."""
+        """Makes a dispatch to the ranks of the experts that ``topk``, ids and weights, names."""
         ids, weights = topk
-        lane = self._lane_for(x, experts, ids.shape[1])
-        with self.ordered(x.tokens, order) as ordered:
+        experts, lane, is_plain = checked
+        with block as ordered:
             ordered.reads(*x, ids, weights)
             out, counts, routing = lane.dispatch(
-                x, ids, weights, experts=experts, rows=worst, num_sms=num_sms, ordered=ordered
+                x,
+                ids,
+                weights,
+                experts=experts,
+                rows=worst,
+                num_sms=num_sms,
+                ordered=ordered,
+                is_plain=is_plain,
             )
             rows = x.received(out.tokens, out.scales)
             ordered.returns(*rows, out.ids, out.weights, *out.sources)
@@ -199,12 +223,12 @@ class Runtime:
         num_tokens_per_expert: Tensor,
         *,
         num_sms: int,
-        order: Order,
+        block: InPlace | Ordered,
     ) -> Received:
         """Makes a dispatch to the ranks that ``is_token_in_rank`` has: one expert and one slot for each."""
         ranks = self.ranks
-        lane = self._lane_for(x, ranks, ranks)
-        with self.ordered(x.tokens, order) as ordered:
+        lane = self.lane_for(x, ranks, ranks)
+        with block as ordered:
             ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
             listed = self._exchange(num_tokens_per_expert, num_sms, ordered)
             numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
@@ -218,11 +242,11 @@ class Runtime:
         return Received(rows.given, None, None, listed, handle, ordered.event)
 
     def send_again(
-        self, x: Rows, routing: Routing, *, num_sms: int, order: Order
+        self, x: Rows, routing: Routing, checked: Checked, *, num_sms: int, block: InPlace | Ordered
     ) -> tuple[Any, EventOverlap]:
         """Makes a dispatch to the ranks of an earlier one."""
-        lane = self._lane_for(x, routing.experts, routing.ids.shape[1])
-        with self.ordered(x.tokens, order) as ordered:
+        lane, is_plain = checked.lane, checked.is_plain
+        with block as ordered:
             ordered.reads(*x)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
             out, _, _ = lane.dispatch(
@@ -233,6 +257,7 @@ class Runtime:
                 rows=routing.rows,
                 num_sms=num_sms,
                 ordered=ordered,
+                is_plain=is_plain,
                 again=routing,
             )
             received = x.received(out.tokens, out.scales)
@@ -247,16 +272,13 @@ class Runtime:
         *,
         bias: tuple[Tensor, ...],
         num_sms: int,
-        order: Order,
+        block: InPlace | Ordered,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the rows of each token of ``routing`` at its source."""
-        tokens, top_k = routing.ids.shape
-        key = (routing.experts, top_k, rows.shape[1])
-        # A dispatch with the handle may have sent rows in another format.
-        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
-        found = (each for each in lanes if each is not None and each.has_open(routing))
-        lane = next(found, None) or self.lane(*key, tokens, routing.format)
-        with self.ordered(rows, order) as ordered:
+        lane = routing.lane
+        if not lane.has_open(routing) or rows.shape[1] != lane.hidden:
+            lane = self._lane_of_combine(routing, rows.shape[1])
+        with block as ordered:
             ordered.reads(rows, weights, *bias)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
             sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms, ordered=ordered)
@@ -265,7 +287,16 @@ class Runtime:
             ordered.returns(sums, returned)
         return sums, returned, ordered.event
 
-    def _lane_for(self, x: Rows, experts: int, top_k: int) -> Lane:
+    def _lane_of_combine(self, routing: Routing, hidden: int) -> Lane:
+        """Returns the lane of an open round of ``routing``, or of one to open. Not collective."""
+        tokens, top_k = routing.topk
+        key = (routing.experts, top_k, hidden)
+        # A dispatch with the handle may have sent rows in another format.
+        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
+        found = (each for each in lanes if each is not None and each.has_open(routing))
+        return next(found, None) or self.lane(*key, tokens, routing.format)
+
+    def lane_for(self, x: Rows, experts: int, top_k: int) -> Lane:
         """Returns the lane that sends these rows. Not collective."""
         tokens, hidden = x.tokens.shape
         return self.lane(experts, top_k, hidden, tokens, x.format)
@@ -298,7 +329,7 @@ class Runtime:
 
         A round of its own brings the ranks' weights apart, bit for bit: two BF16 elements are an f32.
         """
-        ranks, (tokens, top_k) = self.ranks, routing.ids.shape
+        ranks, (tokens, top_k) = self.ranks, routing.topk
         width = -(-top_k // 4) * 4
         config = replace(
             plan_of(ranks, ranks, 2 * width, most, self._settings.deadline),
