@@ -5,13 +5,13 @@ use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
 use crate::errors;
-use crate::outputs::placed;
+use crate::placed::Places;
 use crate::reader::{Argument, Reader};
 
 /// A tensor, or none.
 type Maybe<'py> = Option<Bound<'py, PyAny>>;
 /// Inputs of a dispatch: `x`, `topk_ids`, `topk_weights`, `x_scales`.
-pub(crate) type Inputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
+type Inputs<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Maybe<'py>, Maybe<'py>);
 /// Inputs of a combine: `expert_rows`, `topk_weights`, `received_weights`, both `initial`.
 type Answers<'py> = (
     Bound<'py, PyAny>,
@@ -24,19 +24,20 @@ type Answers<'py> = (
 #[pymethods]
 impl Communicator {
     /// Enqueues a dispatch, or without `outputs` its first half. `outputs` has a tensor for each layout of
-    /// `Plan._output_layout`, in order; scales belong to FP8 rows. Returns whether the stream is being
-    /// captured.
-    #[pyo3(signature = (reader, inputs, outputs, /))]
+    /// `Plan._output_layout`, in order, or the outputs at `places`; scales belong to FP8 rows. Returns whether
+    /// the stream is being captured.
+    #[pyo3(signature = (reader, inputs, outputs, places=None, /))]
     fn _dispatch_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
         inputs: Inputs<'_>,
         outputs: Option<Vec<Bound<'_, PyAny>>>,
+        places: Option<&Places>,
     ) -> PyResult<bool> {
         let input = self.sent(reader, &inputs)?;
         let output = outputs
-            .map(|given| self.placed(reader, &given))
+            .map(|given| self.output_in(reader, places, &given))
             .transpose()?;
         let stream = reader.stream(py, self.ordinal)?;
         self.call(py, |communicator| match &output {
@@ -47,15 +48,16 @@ impl Communicator {
         Ok(self.device_of()?.capture(stream).is_some())
     }
 
-    /// Enqueues the second half of a dispatch. `outputs` as in `_dispatch_tensors`.
-    #[pyo3(signature = (reader, outputs, /))]
+    /// Enqueues the second half of a dispatch. `outputs` and `places` as in `_dispatch_tensors`.
+    #[pyo3(signature = (reader, outputs, places=None, /))]
     fn _dispatch_wait_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
         outputs: Vec<Bound<'_, PyAny>>,
+        places: Option<&Places>,
     ) -> PyResult<()> {
-        let output = self.placed(reader, &outputs)?;
+        let output = self.output_in(reader, places, &outputs)?;
         let stream = reader.stream(py, self.ordinal)?;
         self.call(py, |communicator| {
             communicator.dispatch_wait(stream, &output)
@@ -111,7 +113,7 @@ impl Communicator {
 
 impl Communicator {
     /// Reads the inputs of a dispatch.
-    pub(crate) fn sent(&self, reader: &Reader, inputs: &Inputs<'_>) -> PyResult<DispatchInput> {
+    fn sent(&self, reader: &Reader, inputs: &Inputs<'_>) -> PyResult<DispatchInput> {
         let (x, topk_ids, topk_weights, x_scales) = inputs;
         let rows = if x_scales.is_some() {
             DataType::E4m3
@@ -148,28 +150,5 @@ impl Communicator {
         value
             .map(|value| self.read(reader, argument, value))
             .transpose()
-    }
-
-    /// Reads the outputs of a dispatch.
-    fn placed(
-        &self,
-        reader: &Reader,
-        outputs: &[Bound<'_, PyAny>],
-    ) -> PyResult<ferry::DispatchOutput> {
-        let count = self.outputs.iter().count();
-        if outputs.len() != count {
-            let given = outputs.len();
-            let text = format!("{given} outputs were given, and there are {count}");
-            return Err(errors::raise("ArgumentError", text));
-        }
-        let mut given = outputs.iter();
-        let given = self.outputs.try_map(|of| match given.next() {
-            Some(value) => reader.read(of, value, self.ordinal),
-            None => Err(errors::raise(
-                "ArgumentError",
-                format!("no output {}", of.0),
-            )),
-        })?;
-        placed(&self.plan.get().plan, &given)
     }
 }

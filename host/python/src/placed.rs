@@ -1,13 +1,12 @@
-//! Dispatches into tensors that have several outputs, or dimensions that callers see.
+//! Outputs of dispatches in tensors, which have several of them, or dimensions that callers see.
 
-use ferry::{DataType, DispatchOutput};
+use ferry::{DataType, DispatchOutput, DispatchTensors};
 use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
 use crate::errors;
-use crate::operators::Inputs;
 use crate::outputs::placed;
-use crate::reader::Reader;
+use crate::reader::{Given, Reader};
 
 /// Number of a tensor, offset in bytes, data type and shape of an output.
 type Place = (usize, u64, DataType, Vec<usize>);
@@ -29,67 +28,58 @@ impl Places {
     }
 }
 
-#[pymethods]
 impl Communicator {
-    /// Enqueues a dispatch into `tensors`, or its first half. Scales belong to FP8 rows.
-    #[pyo3(signature = (reader, inputs, places, tensors, is_half, /))]
-    fn _dispatch_placed(
+    /// The outputs in these tensors: at `places`, or each output in one, in order.
+    pub(crate) fn output_in(
         &self,
-        py: Python<'_>,
         reader: &Reader,
-        inputs: Inputs<'_>,
-        places: &Places,
-        tensors: Vec<Bound<'_, PyAny>>,
-        is_half: bool,
-    ) -> PyResult<()> {
-        let input = self.sent(reader, &inputs)?;
-        let output = self.output_in(reader, places, &tensors)?;
-        let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| match is_half {
-            true => communicator.dispatch_async(stream, &input),
-            false => communicator.dispatch(stream, &input, &output),
-        })?;
-        self.has_sent(&input)
+        places: Option<&Places>,
+        tensors: &[Bound<'_, PyAny>],
+    ) -> PyResult<DispatchOutput> {
+        let given = match places {
+            Some(places) => self.parts(reader, places, tensors)?,
+            None => self.each(reader, tensors)?,
+        };
+        placed(&self.plan.get().plan, &given)
     }
 
-    /// Enqueues the second half of a dispatch into `tensors`.
-    #[pyo3(signature = (reader, places, tensors, /))]
-    fn _dispatch_wait_placed(
+    /// Each output in a tensor.
+    fn each(
         &self,
-        py: Python<'_>,
         reader: &Reader,
-        places: &Places,
-        tensors: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let output = self.output_in(reader, places, &tensors)?;
-        let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| {
-            communicator.dispatch_wait(stream, &output)
+        tensors: &[Bound<'_, PyAny>],
+    ) -> PyResult<DispatchTensors<Given>> {
+        let (given, count) = (tensors.len(), self.outputs.iter().count());
+        if given != count {
+            let text = format!("{given} outputs were given, and there are {count}");
+            return Err(errors::raise("ArgumentError", text));
+        }
+        let mut tensors = tensors.iter();
+        self.outputs.try_map(|of| {
+            let tensor = tensors.next().ok_or_else(|| misplaced(of.0))?;
+            reader.read(of, tensor, self.ordinal)
         })
     }
-}
 
-impl Communicator {
-    /// The outputs in these tensors.
-    fn output_in(
+    /// Outputs that are parts of tensors.
+    fn parts(
         &self,
         reader: &Reader,
         places: &Places,
         tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<DispatchOutput> {
+    ) -> PyResult<DispatchTensors<Given>> {
         let mut places = places.0.iter();
-        let given = self.outputs.try_map(|(name, _)| {
+        self.outputs.try_map(|(name, _)| {
             let (index, offset, data_type, shape) = places.next().ok_or_else(|| misplaced(name))?;
             let tensor = tensors.get(*index).ok_or_else(|| misplaced(name))?;
             let whole = reader.read((name, *data_type), tensor, self.ordinal)?;
             let part = whole.part((name, *data_type), *offset, shape);
             part.ok_or_else(|| misplaced(name))
-        })?;
-        placed(&self.plan.get().plan, &given)
+        })
     }
 }
 
-/// The error of a place that is not there.
+/// The error of an output whose place is not there.
 fn misplaced(name: &str) -> PyErr {
     errors::raise("ArgumentError", format!("output {name} has no place"))
 }

@@ -176,7 +176,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Reads a value of which [`Self::takes`] is true, but for its device.
+    /// Reads a value that calls can read as it is, on any device. `records` as in `takes`.
     fn plain(&self, value: &Bound<'_, PyAny>, records: bool) -> PyResult<Option<DlTensor>> {
         if value.get_type_ptr() != self.class.as_ptr().cast() {
             return Ok(None);

@@ -4,6 +4,9 @@ its own, types that are torch's defaults or not, and a round that is open or ove
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import ferry_ep as ferry
 import pytest
 
@@ -132,6 +135,44 @@ def test_rows_that_fit_one_handle_may_not_fit_another(world):
                 with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(x[mine])}, 128"):
                     buffer.dispatch(x[mine], handle=handles[other])
         buffer.destroy()
+
+    of.run(run)
+
+
+def test_a_refused_combine_changes_nothing(world):
+    of = world(1)
+    tokens = Tokens(98, of, [5], hidden=128)
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        rows = tokens.answers(rank, tokens.received(rank)["x"]).to(of.device)
+        for _ in range(3):
+            handle = dispatch(buffer, *tokens.given(rank), tokens.experts)[4]
+            for device in {"meta", "cpu"} - {torch.device(of.device).type}:
+                with pytest.raises(ferry.TensorError, match="expert_rows"):
+                    buffer.combine(rows.to(device), handle)
+            same(buffer.combine(rows, handle)[0], tokens.sums(rank))
+        buffer.destroy()
+
+    of.run(run)
+
+
+def test_a_round_is_that_of_its_buffer(world):
+    of = world(1)
+    tokens = Tokens(99, of, [5], hidden=128)
+
+    def run(rank):
+        mine, other = of.buffer(rank), of.buffer(rank)
+        rows = tokens.answers(rank, tokens.received(rank)["x"]).to(of.device)
+        handle = dispatch(mine, *tokens.given(rank), tokens.experts)[4]
+        same(other.combine(rows, handle)[0], tokens.sums(rank))
+        assert len(other.runtime.communicators) == 1
+        assert [each.round for each in mine.runtime.communicators] == ["dispatched"]
+        same(mine.combine(rows, handle)[0], tokens.sums(rank))
+        runtime = weakref.ref(mine.runtime)
+        mine.destroy(), other.destroy()
+        gc.collect()
+        assert runtime() is None and len(handle) == 6
 
     of.run(run)
 

@@ -118,7 +118,7 @@ def test_wrong_tensors_of_a_dispatch():
         buffer.dispatch(**good())
     x, ids = good()["x"], good()["topk_idx"]
     wrong = {
-        "x": [None, x.float(), x[0], x.T, x[:, :60].contiguous(), x[:2]],
+        "x": [None, x.float(), x[0], x.T, x[:, :60].contiguous(), x[:2], (x, None)],
         "topk_idx": [None, ids.int(), ids[:2], ids[0], ids.T.contiguous().T],
         "topk_weights": [None, torch.zeros(3, 2).double(), torch.zeros(3, 3), torch.zeros(2, 2)],
         "num_tokens_per_rank": [None, torch.zeros(2), torch.zeros(3, dtype=torch.int32)],
@@ -130,11 +130,13 @@ def test_wrong_tensors_of_a_dispatch():
             with pytest.raises(ferry.TensorError) as raised:
                 buffer.dispatch(**good() | {name: value})
             # Fewer rows of x than of all others: the first of these is named.
-            assert raised.value.name == name or (name == "x" and raised.value.name == "is_token_in_rank")
+            assert raised.value.name in (name, *(("is_token_in_rank", "x[0]") if name == "x" else ()))
             assert raised.value.given and raised.value.wanted
 
 
 def test_as_many_checks_are_remembered_as_there_is_room_for(monkeypatch):
+    if ferry._ferry.Reader.of(torch.Tensor) is None:
+        pytest.skip("this torch has no exchange API")
     monkeypatch.setattr(runtime, "_MOST_CHECKED", 2)
     buffer, made = deep_ep.Buffer(member(), 1 << 20, connect=never), buffer_checks(monkeypatch)
     for tokens, checks in ((1, 1), (2, 2), (1, 2), (3, 3), (3, 3), (1, 4)):

@@ -77,7 +77,7 @@ fn combine<E: Epilogue + AnyBitPattern>(
     with: &CombineWith<EpilogueWords>,
 ) -> Result<(), Aborted> {
     if cfg!(test) {
-        unreachable!("as in run");
+        unreachable!("unit tests launch none of the protocol's kernels");
     }
     let CombineWith {
         args,

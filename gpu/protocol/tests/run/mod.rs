@@ -5,13 +5,13 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Weak;
 
-/// Models take turns: each run maps stacks and removes them, on which several threads wait for one another
-/// longer than one thread takes for all.
+/// Models run one at a time: each maps and unmaps stacks, and threads that do so at once wait longer for each
+/// other than one thread takes for all of them.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Runs every interleaving of a model, up to a few preemptions.
 pub fn check(model: fn(Weak), weak: Weak) {
-    // A mutant that was found poisons it, as it should.
+    // A mutant panics, as it should, and poisons the lock.
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -51,6 +51,7 @@ _Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
 _Inputs = tuple[object, object, object | None, object | None]
 _Answers = tuple[object, object | None, object | None, object | None, object | None]
+_Made = Sequence[object]
 
 @final
 class Tensor:
@@ -446,13 +447,11 @@ class Communicator:
     ) -> None: ...
     def _view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
     def _dispatch_tensors(
-        self, reader: Reader, inputs: _Inputs, outputs: Sequence[object] | None, /
+        self, reader: Reader, inputs: _Inputs, outputs: _Made | None, places: Places | None = None, /
     ) -> bool: ...
-    def _dispatch_placed(
-        self, reader: Reader, inputs: _Inputs, places: Places, tensors: Sequence[object], is_half: bool, /
+    def _dispatch_wait_tensors(
+        self, reader: Reader, outputs: _Made, places: Places | None = None, /
     ) -> None: ...
-    def _dispatch_wait_placed(self, reader: Reader, places: Places, tensors: Sequence[object], /) -> None: ...
-    def _dispatch_wait_tensors(self, reader: Reader, outputs: Sequence[object], /) -> None: ...
     def _combine_tensors(
         self, reader: Reader, answers: _Answers, sums: tuple[object, object | None], is_half: bool, /
     ) -> bool: ...

@@ -75,14 +75,14 @@ def dispatch(
     tokens, scales = x if isinstance(x, tuple) else (x, None)
     made = [*map(torch.empty_like, anew.models), *anew.kept]
     inputs = (tokens, topk_ids, topk_weights, scales)
-    rank._native._dispatch_placed(_reader, inputs, anew.places, made, is_half)
+    rank._native._dispatch_tensors(_reader, inputs, None if is_half else made, anew.places)
     return made
 
 
 def dispatch_wait(rank: Rank, anew: Anew, made: list[Tensor]) -> None:
     """Makes :meth:`ferry_ep.Communicator.dispatch_wait` of a first half that returned ``made``."""
     assert _reader is not None
-    rank._native._dispatch_wait_placed(_reader, anew.places, made)
+    rank._native._dispatch_wait_tensors(_reader, made, anew.places)
 
 
 def combine(

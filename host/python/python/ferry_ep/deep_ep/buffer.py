@@ -273,50 +273,49 @@ class Buffer(LowLatency):
         if num_tokens_per_rdma_rank is not None:
             refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
         order = (previous_event, async_finish, allocate_on_comm_stream)
-        parts = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
+        # Only rows with scales are two parts: (rows, None) is no rows.
+        parts = x if isinstance(x, tuple) and len(x) == 2 and x[1] is not None else (x, None)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
             checked = self._check_again(runtime, x, parts, routing)
-            sent, block = Rows(*parts), runtime.streams.ordered(parts[0].device, *order)
-            rows, event = runtime.send_again(sent, routing, checked, num_sms=num_sms, block=block)
+            rows, event = runtime.send_again(Rows(*parts), routing, checked, num_sms=num_sms, order=order)
             return rows, None, None, None, None, event
         layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
-            seen, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
-            checked = runtime.checked(seen, lambda: self._check(runtime, x, layout, topk, seen is not None))
-            sent, block = Rows(*parts), runtime.streams.ordered(parts[0].device, *order)
+            key, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
+            checked = runtime.checked(key, lambda: self._check(runtime, x, layout, topk, key is not None))
             received = runtime.send(
-                sent, topk, checked, is_token_in_rank, worst=worst, num_sms=num_sms, block=block
+                Rows(*parts), topk, checked, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
         elif num_worst_tokens:
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
         else:
             sent = rows_of(x)
             _, *by_rank = require_layout(*layout, sent.tokens.shape[0], self.group_size)
-            block = runtime.streams.ordered(sent.tokens.device, *order)
-            received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, block=block)
+            received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, order=order)
         return received if expert_alignment == 1 else received.aligned(expert_alignment)
 
     def _check(self, runtime: Runtime, x: Any, layout: Any, topk: Any, is_plain: bool) -> Checked:
-        """Checks the tensors of a dispatch with ids."""
+        """Checks the tensors of a dispatch with ids, and returns its number of experts and its lane."""
         sent = rows_of(x)
         experts, *_ = require_layout(*layout, sent.tokens.shape[0], self.group_size)
         ids, _ = require_topk(*topk, sent.tokens.shape[0])
         return Checked(experts, runtime.lane_for(sent, experts, ids.shape[1]), is_plain)
 
     def _check_again(self, runtime: Runtime, x: Any, parts: tuple[Any, Any], routing: Routing) -> Checked:
-        """Checks the rows of a dispatch with a handle of ``routing``."""
+        """Checks the rows of a dispatch with a handle of ``routing``, and returns its lane."""
         experts, (tokens, top_k) = routing.experts, routing.topk
 
         def check() -> Checked:
             lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
-            return Checked(experts, lane, seen is not None)
+            return Checked(experts, lane, rows is not None and routing.is_plain)
 
-        seen = signature(*parts)
-        return runtime.checked(None if seen is None else (seen, experts, tokens, top_k), check)
+        rows = signature(*parts)
+        key = None if rows is None else (rows, experts, tokens, top_k, routing.is_plain)
+        return runtime.checked(key, check)
 
     def combine(
         self,
@@ -353,9 +352,8 @@ class Buffer(LowLatency):
                 raise ArgumentError("topk_weights is given, but the dispatch of handle had no topk_idx")
             require_tensor("topk_weights", topk_weights, torch.float32, (routing.rows, top_k))
         begins = require_bias(bias, tokens, x.shape[1])
-        streams, device = runtime.streams, x.device
-        block = streams.ordered(device, previous_event, async_finish, allocate_on_comm_stream)
-        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, block=block)
+        order = (previous_event, async_finish, allocate_on_comm_stream)
+        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, order=order)
 
 
 def _routing(handle: Any) -> Routing:

@@ -48,8 +48,9 @@ def require_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int |
 
 
 def signature(*values: Any) -> bytes | None:
-    """Returns all that checks of tensors can depend on but for their elements: equal for arguments that have
-    the same types, devices, shapes and strides. ``None`` if native code could not read one on a GPU.
+    """Returns the types, devices, shapes and strides of tensors: equal for arguments that the checks of a
+    buffer cannot tell apart. ``None`` if calls on a GPU need a description of one (:meth:`Reader.takes`), and
+    in a torch without DLPack's exchange API.
     """
     return None if _reader is None else _reader.signature(values, torch.is_grad_enabled())
 

@@ -17,6 +17,7 @@ from ..outputs import TENSORS, DispatchOutput
 from ..torch import _retain
 from . import anew
 from .anew import Anew, Model
+from .checks import signature
 from .events import Halves, InPlace, Ordered
 from .rounds import MOST_OPEN, Rounds, Sums
 from .rows import GROUP
@@ -210,7 +211,7 @@ class LatencyLane(Rounds[_Round]):
         *,
         ordered: InPlace | Ordered,
         is_split: bool,
-        is_plain: bool = True,
+        is_plain: bool,
         finish: Callable[[Blocks], None] | None = None,
         written: tuple[Tensor | None, ...] = (),
         handle: LatencyHandle | None = None,
@@ -362,4 +363,5 @@ class LatencyLane(Rounds[_Round]):
         """Opens a round of ``handle``, whose ids are ``ids``, with rows of zeros."""
         self._say_repeat("low-latency combine")
         x = torch.zeros(len(ids), handle[3], dtype=torch.bfloat16, device=ids.device)
-        self.dispatch(x, ids, ordered=ordered, is_split=False, handle=handle)
+        is_plain = signature(ids) is not None
+        self.dispatch(x, ids, ordered=ordered, is_split=False, is_plain=is_plain, handle=handle)

@@ -98,11 +98,11 @@ class LowLatency(Absent):
         if dispatch_wait_recv_cost_stats is not None:
             refuse_absent("dispatch_wait_recv_cost_stats", _NO_STATS)
         most, stats = num_max_dispatch_tokens_per_rank, cumulative_local_expert_recv_stats
-        sizes, form = (most, num_experts), (use_fp8, round_scale, use_ue8m0)
-        seen = signature(x, topk_idx, stats)
+        sizes, encoding = (most, num_experts), (use_fp8, round_scale, use_ue8m0)
+        tensors = signature(x, topk_idx, stats)
         lane = runtime.checked(
-            None if seen is None else (seen, sizes, form),
-            lambda: self._lane_of(runtime, x, topk_idx, stats, sizes, form),
+            None if tensors is None else (tensors, sizes, encoding),
+            lambda: self._checked_lane(runtime, x, topk_idx, stats, sizes, encoding),
         )
         packed = None
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
@@ -115,7 +115,7 @@ class LowLatency(Absent):
                 topk_idx,
                 ordered=ordered,
                 is_split=return_recv_hook,
-                is_plain=seen is not None,
+                is_plain=tensors is not None,
                 finish=None if packed is None and stats is None else partial(_finish, packed, stats),
                 written=(packed, stats),
             )
@@ -125,17 +125,17 @@ class LowLatency(Absent):
             received = (received, blocks.scales if packed is None else packed.transpose(1, 2))
         return received, blocks.counts, handle, ordered.event, hook
 
-    def _lane_of(
+    def _checked_lane(
         self,
         runtime: Runtime,
         x: Any,
         topk_idx: Any,
         stats: Any,
         sizes: tuple[int, int],
-        form: tuple[bool, bool, bool],
+        encoding: tuple[bool, bool, bool],
     ) -> LatencyLane:
-        """Checks the arguments of a dispatch. ``sizes``: most tokens of a rank, and experts. ``form``:
-        ``use_fp8``, ``round_scale``, ``use_ue8m0``.
+        """Checks the arguments of a dispatch, and returns its lane. ``sizes``: most tokens of a rank, and
+        experts. ``encoding``: ``use_fp8``, ``round_scale``, ``use_ue8m0``.
         """
         most, experts = sizes
         require_rows("x", x)
@@ -145,8 +145,10 @@ class LowLatency(Absent):
         if stats is not None:
             local = experts // self.group_size
             require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,))
-        _require_scales(hidden, *form)
-        return runtime.latency_lane(experts, topk_idx.shape[1], hidden, most, "fp8" if form[0] else "bf16")
+        _require_scales(hidden, *encoding)
+        return runtime.latency_lane(
+            experts, topk_idx.shape[1], hidden, most, "fp8" if encoding[0] else "bf16"
+        )
 
     def low_latency_combine(
         self,

@@ -24,6 +24,9 @@ from .sources import Sources
 
 __all__ = ["Arrived", "Lane", "Routing", "Sums"]
 
+#: Experts, top-k slots, hidden size, format and most tokens of a rank of a lane's plan.
+LaneKey = tuple[int, int, int, str, int]
+
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
 
@@ -40,8 +43,10 @@ class Routing:
     """Whether the caller gave ids."""
     ids: Tensor
     """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
-    lane: Lane
-    """The lane that opened its round last."""
+    is_plain: bool
+    """Whether native code can read ``ids`` on a GPU."""
+    key: LaneKey
+    """Key of the lane that opened its round last."""
     made_on: int
     """Handle of the stream of the dispatch, on which ``ids`` and ``weights`` were made; 0 on the CPU."""
     rows: int
@@ -100,7 +105,7 @@ class Sums:
 
 def _models(config: Config, ids: Tensor, rows: int, is_again: bool) -> list[Model]:
     """Returns the tensors of a dispatch on a GPU: those of :class:`Arrived`, then one that no caller sees. Of
-    a dispatch with a handle callers see the rows alone.
+    a dispatch with a handle callers see the rows alone: all else stays allocated for the next one.
     """
     device, top_k = ids.device, ids.shape[1]
     is_fp8 = config.format == "fp8"
@@ -127,11 +132,12 @@ class _Round:
         config = communicator.plan.config
         self._sums = Sums(config.hidden, torch.bfloat16)
         self._weights = Sums(config.top_k, torch.float32)
-        #: Rows, type of ids, and handle of the current stream of the last dispatch, and its tensors, by
-        #: whether it had a handle.
-        self._anew: dict[bool, tuple[tuple[int, torch.dtype, int], Anew | None]] = {}
-        #: Tokens and handle of the current stream of the last combine without weights, and where those went.
-        self._unasked: tuple[tuple[int, int], Tensor] | None = None
+        #: Rows, type and device of ids, and handle of the current stream of the last dispatch, and its
+        #: tensors, by whether it had a handle.
+        self._anew: dict[bool, tuple[Any, Anew | None]] = {}
+        #: Tokens, device, and handle of the current stream of the last combine that returned no weights, and
+        #: the tensor that they went to.
+        self._unwanted: tuple[Any, Tensor] | None = None
         #: Most multiprocessors of a call, and of the last one; ``None`` for all.
         self.most_sms = self._limit = communicator.max_sms
         if communicator.device.startswith("cuda:"):
@@ -165,44 +171,44 @@ class _Round:
         """
         if halves.is_captured:
             return None
-        asked, last = (rows, ids.dtype, halves.handle), self._anew.get(is_again)
-        if last is None or last[0] != asked:
+        key, last = (rows, ids.dtype, ids.device, halves.handle), self._anew.get(is_again)
+        if last is None or last[0] != key:
             # Those on another stream are freed by its order.
-            self._anew[is_again] = asked, None
+            self._anew[is_again] = key, None
             return None
         tensors = last[1]
         if tensors is None and anew.is_direct(self.communicator, ids.device):
             plan = self.communicator.plan
             layouts = plan.output_layout(rows, id_type=id_type_of(ids))
             tensors = Anew(layouts, _models(plan.config, ids, rows, is_again), ids.device)
-            self._anew[is_again] = asked, tensors
+            self._anew[is_again] = key, tensors
         return tensors
 
-    def _unasked_for(self, like: Tensor, tokens: int, halves: Halves) -> Tensor:
-        """Returns memory for the weights of a combine that nobody asked for."""
-        asked, last = (tokens, halves.handle), self._unasked
+    def _unwanted_weights(self, like: Tensor, tokens: int, halves: Halves) -> Tensor:
+        """Returns memory for the weights of a combine whose caller wants none."""
+        key, last = (tokens, like.device, halves.handle), self._unwanted
         if halves.is_captured:
             return self._weights.allocate(like, tokens)
-        if last is None or last[0] != asked:
+        if last is None or last[0] != key:
             # One on another stream is freed by its order.
-            last = self._unasked = asked, self._weights.allocate(like, tokens)
+            last = self._unwanted = key, self._weights.allocate(like, tokens)
         return last[1]
 
     def combine(
         self, rows: Tensor, routing: Routing, weights: Tensor | None, bias: tuple[Tensor, ...], halves: Halves
     ) -> tuple[Tensor, Tensor | None]:
         """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
-        tokens, is_asked = routing.topk[0], weights is not None
+        tokens, is_wanted = routing.topk[0], weights is not None
         sums = self._sums.allocate(rows, tokens)
         if weights is None:
-            returned, weights = self._unasked_for(rows, tokens, halves), routing.weights
+            returned, weights = self._unwanted_weights(rows, tokens, halves), routing.weights
         else:
             returned = self._weights.allocate(rows, tokens)
         options: dict[str, Any] = {"received_weights": weights}
         if not anew.combine(self.communicator, rows, None, (sums, returned), initial=bias, **options):
             options |= {"out": sums, "weights": returned}
             self.communicator.combine(rows, initial=bias or None, **options)
-        return sums, returned if is_asked else None
+        return sums, returned if is_wanted else None
 
 
 def id_type_of(ids: Tensor) -> str:
@@ -252,12 +258,11 @@ class Rounds(Generic[Kept]):
 class Lane(Rounds[_Round]):
     """Rounds of normal mode."""
 
-    def __init__(
-        self, connect: Callable[[], Communicator], tokens: int, hidden: int, is_strict: bool
-    ) -> None:
+    def __init__(self, connect: Callable[[], Communicator], key: LaneKey, is_strict: bool) -> None:
         super().__init__(connect, is_strict)
-        #: Most tokens of a rank, and hidden size.
-        self.tokens, self.hidden = tokens, hidden
+        self.key = key
+        #: Most tokens of a rank.
+        self.tokens = key[4]
 
     def dispatch(
         self,
@@ -269,7 +274,7 @@ class Lane(Rounds[_Round]):
         rows: int | None,
         num_sms: int,
         ordered: InPlace | Ordered,
-        is_plain: bool = True,
+        is_plain: bool,
         again: Routing | None = None,
     ) -> tuple[Arrived, ReceivedCounts | None, Routing]:
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
@@ -297,11 +302,19 @@ class Lane(Rounds[_Round]):
                 out, counts = self._receive(communicator, x, ids)
                 arrived, rows = Arrived.of(out), out.rows
             if again is None:
-                has_topk, topk = weights is not None, (ids.shape[0], ids.shape[1])
                 again = Routing(
-                    experts, x.format, has_topk, kept, self, halves.handle, rows, topk, arrived.weights
+                    experts=experts,
+                    format=x.format,
+                    has_topk=weights is not None,
+                    ids=kept,
+                    is_plain=is_plain,
+                    key=self.key,
+                    made_on=halves.handle,
+                    rows=rows,
+                    topk=(ids.shape[0], ids.shape[1]),
+                    weights=arrived.weights,
                 )
-            again.lane, opened.routing = self, again
+            again.key, opened.routing = self.key, again
             self._open.append(opened)
         except BaseException:
             self._note_failure(opened, None)
@@ -405,6 +418,7 @@ class Lane(Rounds[_Round]):
         self._say_repeat("combine")
         x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
         options: dict[str, Any] = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
+        options["is_plain"] = routing.is_plain
         self.dispatch(Rows(x, None), routing.ids, None, again=routing, ordered=ordered, **options)
 
     def _receive(

@@ -14,6 +14,7 @@ from .. import config as plans
 from .._ferry import Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
+from .checks import signature
 from .events import EventOverlap, InPlace, Ordered, Streams
 from .handle import Handle
 from .latency_rounds import LatencyLane
@@ -25,6 +26,8 @@ from .tuning import latency_plan_of, max_tokens, plan_of
 __all__ = ["Checked", "Received", "Runtime", "layout_of"]
 
 Found = TypeVar("Found")
+#: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream`` of a call.
+Order = tuple[EventOverlap | None, bool, bool]
 
 #: Results of checks that a buffer keeps: engines have some hundreds of numbers of tokens.
 _MOST_CHECKED = 4096
@@ -33,7 +36,7 @@ _FORMATS = ("bf16", "fp8")
 
 
 class Checked(NamedTuple):
-    """Results of the checks of a dispatch, which depend on types, devices and shapes of its tensors alone."""
+    """Results of the checks of a dispatch, which depend on its tensors' signatures alone."""
 
     experts: int
     lane: Lane
@@ -57,7 +60,9 @@ class Received(NamedTuple):
 
 
 class Runtime:
-    """Rounds of a buffer's calls, whose arguments were checked. Each makes its work in a ``block``."""
+    """Rounds of a buffer's calls, whose arguments were checked. ``order``: the arguments that order streams,
+    those of :meth:`Streams.ordered`.
+    """
 
     def __init__(
         self,
@@ -85,17 +90,17 @@ class Runtime:
         self._checked: dict[Any, Any] = {}
         self.streams = Streams()
 
-    def checked(self, seen: Any, check: Callable[[], Found]) -> Found:
-        """Returns the result of ``check`` for arguments of which ``seen`` is all that it depends on; ``None``
-        if that is not known.
+    def checked(self, key: Any, check: Callable[[], Found]) -> Found:
+        """Returns the result of ``check``, of this call or of an earlier one with the same ``key``, which has
+        all that it depends on; ``None``: always of this call.
         """
-        found: Found | None = self._checked.get(seen)
+        found: Found | None = self._checked.get(key)
         if found is None:
             found = check()
-            if seen is not None:
-                if len(self._checked) == _MOST_CHECKED:
+            if key is not None:
+                if len(self._checked) >= _MOST_CHECKED:
                     self._checked.clear()
-                self._checked[seen] = found
+                self._checked[key] = found
         return found
 
     @property
@@ -158,7 +163,7 @@ class Runtime:
         if lane is None:
             config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
             is_strict = self._settings.is_strict
-            lane = self._lanes[key] = Lane(lambda: self._made(config), tokens, hidden, is_strict)
+            lane = self._lanes[key] = Lane(lambda: self._made(config), key, is_strict)
         return lane
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
@@ -193,12 +198,12 @@ class Runtime:
         *,
         worst: int | None,
         num_sms: int,
-        block: InPlace | Ordered,
+        order: Order,
     ) -> Received:
         """Makes a dispatch to the ranks of the experts that ``topk``, ids and weights, names."""
         ids, weights = topk
         experts, lane, is_plain = checked
-        with block as ordered:
+        with self.streams.ordered(x.tokens.device, *order) as ordered:
             ordered.reads(*x, ids, weights)
             out, counts, routing = lane.dispatch(
                 x,
@@ -223,18 +228,25 @@ class Runtime:
         num_tokens_per_expert: Tensor,
         *,
         num_sms: int,
-        block: InPlace | Ordered,
+        order: Order,
     ) -> Received:
         """Makes a dispatch to the ranks that ``is_token_in_rank`` has: one expert and one slot for each."""
         ranks = self.ranks
         lane = self.lane_for(x, ranks, ranks)
-        with block as ordered:
+        with self.streams.ordered(x.tokens.device, *order) as ordered:
             ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
             listed = self._exchange(num_tokens_per_expert, num_sms, ordered)
             numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
             out, _, routing = lane.dispatch(
-                x, ids, None, experts=ranks, rows=None, num_sms=num_sms, ordered=ordered
+                x,
+                ids,
+                None,
+                experts=ranks,
+                rows=None,
+                num_sms=num_sms,
+                ordered=ordered,
+                is_plain=signature(*x, ids) is not None,
             )
             rows = x.received(out.tokens, out.scales)
             ordered.returns(*rows, *out.sources)
@@ -242,11 +254,11 @@ class Runtime:
         return Received(rows.given, None, None, listed, handle, ordered.event)
 
     def send_again(
-        self, x: Rows, routing: Routing, checked: Checked, *, num_sms: int, block: InPlace | Ordered
+        self, x: Rows, routing: Routing, checked: Checked, *, num_sms: int, order: Order
     ) -> tuple[Any, EventOverlap]:
         """Makes a dispatch to the ranks of an earlier one."""
         lane, is_plain = checked.lane, checked.is_plain
-        with block as ordered:
+        with self.streams.ordered(x.tokens.device, *order) as ordered:
             ordered.reads(*x)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
             out, _, _ = lane.dispatch(
@@ -272,13 +284,13 @@ class Runtime:
         *,
         bias: tuple[Tensor, ...],
         num_sms: int,
-        block: InPlace | Ordered,
+        order: Order,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the rows of each token of ``routing`` at its source."""
-        lane = routing.lane
-        if not lane.has_open(routing) or rows.shape[1] != lane.hidden:
-            lane = self._lane_of_combine(routing, rows.shape[1])
-        with block as ordered:
+        lane, hidden = self._lanes.get(routing.key), rows.shape[1]
+        if lane is None or hidden != lane.key[2] or not lane.has_open(routing):
+            lane = self._lane_of_combine(routing, hidden)
+        with self.streams.ordered(rows.device, *order) as ordered:
             ordered.reads(rows, weights, *bias)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
             sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms, ordered=ordered)
@@ -314,6 +326,7 @@ class Runtime:
         lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
         options: dict[str, Any] = {"experts": ranks, "rows": ranks, "num_sms": num_sms, "ordered": ordered}
+        options["is_plain"] = signature(rows, ids) is not None
         out, _, routing = lane.dispatch(Rows(rows.view(torch.bfloat16), None), ids, None, **options)
         lane.give_up(routing)
         sums = out.tokens.view(torch.int32)[:, :local].sum(0)
