@@ -24,8 +24,8 @@ type Answers<'py> = (
 #[pymethods]
 impl Communicator {
     /// Enqueues a dispatch, or without `outputs` its first half. `outputs` has a tensor for each layout of
-    /// `Plan._output_layout`, in order, or the outputs at `places`; scales belong to FP8 rows. Returns whether
-    /// the stream is being captured.
+    /// `Plan._output_layout`, in order, or the outputs at `places`; scales belong to FP8 rows. Returns
+    /// whether the stream is being captured.
     #[pyo3(signature = (reader, inputs, outputs, places=None, /))]
     fn _dispatch_tensors(
         &self,

@@ -20,8 +20,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds `xtask` and runs it with these arguments. It has the features with which it builds the workspace, so
-/// that dependencies of both are compiled once.
+/// Builds `xtask` and runs it with these arguments. It has the features with which it builds the workspace,
+/// so that dependencies of both are compiled once.
 fn hand_on(arguments: &[String]) -> io::Result<ExitStatus> {
     let mut cargo = xtask_front::cargo();
     cargo.args(["run", "--quiet", "-Zfeature-unification"]);
