@@ -4,7 +4,6 @@ use ferry::{CombineInput, CombineOutput, DataType, DispatchInput, Tensor};
 use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
-use crate::errors;
 use crate::placed::Places;
 use crate::reader::{Argument, Reader};
 
