@@ -298,7 +298,14 @@ class Buffer(LowLatency):
             received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, order=order)
         return received if expert_alignment == 1 else received.aligned(expert_alignment)
 
-    def _check(self, runtime: Runtime, x: Any, layout: Any, topk: Any, is_plain: bool) -> Checked:
+    def _check(
+        self,
+        runtime: Runtime,
+        x: Any,
+        layout: tuple[Any, Any, Any],
+        topk: tuple[Any, Any],
+        is_plain: bool,
+    ) -> Checked:
         """Checks the tensors of a dispatch with ids, and returns its number of experts and its lane."""
         sent = rows_of(x)
         experts, *_ = require_layout(*layout, sent.tokens.shape[0], self.group_size)
