@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
+use xtask_front::WORKSPACE_FEATURES;
 
 use crate::build_ptx::{self, Mode};
 use crate::cuda_stub;
@@ -30,10 +31,7 @@ const ALL_TESTS: [&str; 3] = [
 
 /// Tests of the host library that a driver or `cust`, which links one, makes others. Features of all other
 /// crates are those of [`ALL_TESTS`], so that none of them is compiled again.
-const DRIVER_TESTS: [&str; 15] = [
-    "-Zfeature-unification",
-    "--config",
-    "resolver.feature-unification='workspace'",
+const DRIVER_TESTS: [&str; 12] = [
     "--package",
     "ferry-ep",
     "--lib",
@@ -159,6 +157,7 @@ fn run_cargo_test(
 ) -> Result<()> {
     let mut cargo = Command::new("cargo")
         .args(["test", "--no-fail-fast"])
+        .args(WORKSPACE_FEATURES)
         .args(arguments)
         .env("CARGO_INCREMENTAL", "0")
         .envs(variables.iter().cloned())

@@ -5,6 +5,14 @@ use std::env;
 use std::io;
 use std::process::{Command, ExitStatus};
 
+/// Arguments of cargo for the features that the whole workspace needs, so that builds of different packages
+/// compile dependencies once.
+pub const WORKSPACE_FEATURES: [&str; 3] = [
+    "-Zfeature-unification",
+    "--config",
+    "resolver.feature-unification='workspace'",
+];
+
 /// Cargo of the toolchain that built this program. It runs in the user's folder, to which paths among the
 /// arguments are relative.
 pub fn cargo() -> Command {

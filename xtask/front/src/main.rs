@@ -20,12 +20,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds `xtask` and runs it with these arguments. It has the features with which it builds the workspace,
-/// so that dependencies of both are compiled once.
+/// Builds `xtask` and runs it with these arguments.
 fn hand_on(arguments: &[String]) -> io::Result<ExitStatus> {
     let mut cargo = xtask_front::cargo();
-    cargo.args(["run", "--quiet", "-Zfeature-unification"]);
-    cargo.args(["--config", "resolver.feature-unification='workspace'"]);
+    cargo.args(["run", "--quiet"]);
+    cargo.args(xtask_front::WORKSPACE_FEATURES);
     cargo.args(["--package", "xtask", "--"]);
     cargo.args(arguments).status()
 }

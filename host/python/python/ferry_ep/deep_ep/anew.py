@@ -69,7 +69,7 @@ def dispatch(
     rank: Rank, x: Any, topk_ids: Tensor, topk_weights: Tensor | None, anew: Anew, *, is_half: bool = False
 ) -> list[Tensor]:
     """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream, and returns
-    its tensors. Inputs need no description (:func:`signature`).
+    its tensors. Inputs need no description (:func:`.checks.signature`).
     """
     assert _reader is not None
     tokens, scales = x if isinstance(x, tuple) else (x, None)
