@@ -22,16 +22,13 @@ pub fn e2m1_bits(value: f32) -> u8 {
     }
     let x = value.abs();
     // Halfway between two codes the even one wins.
-    let passed = [
-        x > 0.25,
-        x >= 0.75,
-        x > 1.25,
-        x >= 1.75,
-        x > 2.5,
-        x >= 3.5,
-        x > 5.0,
-    ];
-    let code: u8 = passed.into_iter().map(u8::from).sum();
+    let code = u8::from(x > 0.25)
+        + u8::from(x >= 0.75)
+        + u8::from(x > 1.25)
+        + u8::from(x >= 1.75)
+        + u8::from(x > 2.5)
+        + u8::from(x >= 3.5)
+        + u8::from(x > 5.0);
     code | u8::from(value.is_sign_negative()) << 3
 }
 
@@ -43,9 +40,12 @@ pub fn e2m1x2_bits(even: f32, odd: f32) -> u8 {
 
 /// Eight elements as a word, four bits each, the first lowest: as bytes in memory (CPUs and GPUs here are
 /// little-endian) every even element is in a low half.
+#[inline(always)]
 pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
-    let last_first = values.into_iter().rev();
-    last_first.fold(0, |word, value| word << 4 | u32::from(e2m1_bits(value)))
+    let last_first = values.iter().rev();
+    last_first.fold(0, |word, &value| {
+        word << 4 | u32::from(e2m1_bits(value))
+    })
 }
 
 /// Encodes `values` times `multiplier` as [`e2m1x8_bits`] does, if no product is a negative NaN. Six
