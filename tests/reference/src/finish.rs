@@ -3,6 +3,7 @@
 use half::bf16;
 
 use crate::combine::{self, CombineMode, round_to_bf16};
+use crate::fp8::power_of_two;
 use crate::problem::Problem;
 use crate::threads;
 
@@ -130,10 +131,10 @@ fn f16_bits(value: f32) -> u16 {
     }
     // Subnormals, below 2^-14, have the unit of the smallest normal numbers.
     let mut exponent = -14;
-    while magnitude >= f64::powi(2.0, exponent + 1) {
+    while magnitude >= power_of_two(exponent + 1) {
         exponent += 1;
     }
-    let units = (magnitude / f64::powi(2.0, exponent - 10)).round_ties_even() as u16;
+    let units = (magnitude / power_of_two(exponent - 10)).round_ties_even() as u16;
     // The bit above the fraction counts as one exponent; a sum of 2,048 units carries into it.
     sign | (((exponent + 14) as u16) << 10).wrapping_add(units)
 }

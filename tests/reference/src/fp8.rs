@@ -1,7 +1,14 @@
 //! Blockwise FP8 in f64, by searching the codes: slow and obvious.
 
+use std::array;
+use std::sync::LazyLock;
+
 /// Elements that share a scale.
 pub const GROUP: usize = 128;
+
+/// The values of codes 0 to `0x7e`, which ascend. To compute them in each search takes most of its time.
+static MAGNITUDES: LazyLock<[f64; 127]> =
+    LazyLock::new(|| array::from_fn(|code| value_of_code(code as u8)));
 
 /// The value of an e4m3 code: a sign, 4 exponent bits with bias 7, 3 mantissa bits; `S.1111.111`
 /// is NaN and there are no infinities (arXiv 2209.05433, table 1).
@@ -17,7 +24,7 @@ pub fn value_of_code(code: u8) -> f64 {
 }
 
 /// 2^`exponent`, from -1,022 to 1,023: the exponent's bits of f64, with bias 1,023 (IEEE 754-2019, table
-/// 3.5). `powi` multiplies, which takes most of the time of searches for codes.
+/// 3.5). `powi` multiplies, which takes several times as long.
 pub(crate) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
@@ -28,22 +35,17 @@ pub fn nearest_code(value: f64) -> u8 {
         return 0x7f;
     }
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    // Codes ascend with their values: the first that is not smaller, or the one before it.
-    let (mut above, mut step) = (0_u8, 64_u8);
-    while step > 0 {
-        if above + step <= 0x7e && value_of_code(above + step - 1) < value.abs() {
-            above += step;
-        }
-        step /= 2;
-    }
-    if above == 0 {
-        return sign;
-    }
-    let (low, high) = (above - 1, above);
-    let to_low = value.abs() - value_of_code(low);
-    let to_high = (value_of_code(high) - value.abs()).abs();
+    // The first code that is not smaller, or the one before it.
+    let (magnitude, magnitudes) = (value.abs(), &*MAGNITUDES);
+    let above = magnitudes.partition_point(|&of_code| of_code < magnitude);
+    let (low, high) = match above {
+        0 => return sign,
+        _ => (above - 1, above.min(0x7e)),
+    };
+    let to_low = magnitude - magnitudes[low];
+    let to_high = (magnitudes[high] - magnitude).abs();
     let take_low = to_low < to_high || to_low == to_high && low.is_multiple_of(2);
-    sign | if take_low { low } else { high }
+    sign | if take_low { low } else { high } as u8
 }
 
 /// A row of BF16 or f32 as e4m3 codes, and the f32 scale of each [`GROUP`] of its elements:

@@ -19,6 +19,7 @@ mod overflow;
 mod padded;
 mod pass_through;
 mod patience;
+mod reference;
 mod replay;
 mod rig;
 mod rows;

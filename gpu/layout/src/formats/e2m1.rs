@@ -43,9 +43,7 @@ pub fn e2m1x2_bits(even: f32, odd: f32) -> u8 {
 #[inline(always)]
 pub fn e2m1x8_bits(values: [f32; 8]) -> u32 {
     let last_first = values.iter().rev();
-    last_first.fold(0, |word, &value| {
-        word << 4 | u32::from(e2m1_bits(value))
-    })
+    last_first.fold(0, |word, &value| word << 4 | u32::from(e2m1_bits(value)))
 }
 
 /// Encodes `values` times `multiplier` as [`e2m1x8_bits`] does, if no product is a negative NaN. Six

@@ -88,11 +88,7 @@ fn conversions(bits: u32, step: u32) -> ([f32; 8], [u32; 3]) {
         if value.is_nan() { f32::NAN } else { value }
     });
     let scaled = e2m1x8_of_scaled(values, 1.0, Std);
-    let converted = [
-        e2m1x8_bits(values),
-        e2m1x8_of_products(values, 1.0),
-        scaled,
-    ];
+    let converted = [e2m1x8_bits(values), e2m1x8_of_products(values, 1.0), scaled];
     (values, converted)
 }
 

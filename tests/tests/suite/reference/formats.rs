@@ -8,8 +8,8 @@ use ferry_reference::{bf16, e2m1, fp8, mxfp4, mxfp8, nvfp4, scale_layout};
 use proptest::prelude::*;
 
 const VECTORS: &str = concat!(
-    include_str!("../vectors/block-scaled.txt"),
-    include_str!("../vectors/wide.txt")
+    include_str!("../../../reference/vectors/block-scaled.txt"),
+    include_str!("../../../reference/vectors/wide.txt")
 );
 
 /// Payload and scales.
