@@ -35,6 +35,9 @@ const TURN_NS: u64 = 100;
 /// of a fixed number of turns would be over at once with many warps.
 const LONGEST_STALL: u64 = 50;
 
+/// Tries at random for a warp that can be resumed.
+const TRIES: usize = 4;
+
 /// Turns after which the inbox is looked at.
 const MOST_TURNS: u32 = 32;
 
@@ -319,19 +322,23 @@ impl World {
 
     /// Resumes a random warp that is neither idle nor stalled; false if there is none.
     fn resume_any(&mut self) -> bool {
-        self.awake.clear();
-        let (shared, steps) = (&self.shared, self.steps);
-        let is_awake = |warp: &Running| {
+        let (shared, steps, running) = (&self.shared, self.steps, &self.running);
+        let is_awake = |index: &usize| {
+            let warp: &Running = &running[*index];
             warp.stalled_until <= steps && warp.idle_at.get() != Some(shared.version(warp.rank))
         };
-        let awake = (0..).zip(&self.running).filter(|(_, warp)| is_awake(warp));
-        self.awake.extend(awake.map(|(index, _)| index));
-        if self.awake.is_empty() {
+        if running.is_empty() {
             return false;
         }
-        let chosen = shared.rng.borrow_mut().random_range(0..self.awake.len());
-        self.resume(self.awake[chosen]);
-        true
+        let any_of = |count: usize| shared.rng.borrow_mut().random_range(0..count);
+        // Mostly one of the first tries is at an awake one, sooner than all have been looked at.
+        let tried = (0..TRIES).map(|_| any_of(running.len())).find(is_awake);
+        let chosen = tried.or_else(|| {
+            self.awake.clear();
+            self.awake.extend((0..running.len()).filter(is_awake));
+            (!self.awake.is_empty()).then(|| self.awake[any_of(self.awake.len())])
+        });
+        chosen.map(|index| self.resume(index)).is_some()
     }
 
     fn resume(&mut self, which: usize) {
