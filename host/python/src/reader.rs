@@ -145,34 +145,6 @@ impl Reader {
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
         Ok(Some(PyBytes::new(values.py(), &bytes)))
     }
-
-    /// Whether `value` is of this class, its elements are of `dtype`, and it has `shape` without gaps; `None`
-    /// there is any size.
-    #[pyo3(signature = (value, dtype, shape, /))]
-    fn fits(
-        &self,
-        value: &Bound<'_, PyAny>,
-        dtype: &Bound<'_, PyAny>,
-        shape: &Bound<'_, PyTuple>,
-    ) -> PyResult<bool> {
-        let py = value.py();
-        if !is_really(value, self.class.bind(py)) || !value.getattr(intern!(py, "dtype"))?.is(dtype)
-        {
-            return Ok(false);
-        }
-        let Some(sizes) = self.described(value).and_then(|read| Sizes::of(&read)) else {
-            return Ok(false);
-        };
-        if sizes.rank != shape.len() {
-            return Ok(false);
-        }
-        for (wanted, &given) in shape.iter_borrowed().zip(&sizes.dims) {
-            if !wanted.is_none() && wanted.extract::<usize>().ok() != Some(given) {
-                return Ok(false);
-            }
-        }
-        Ok(sizes.is_dense())
-    }
 }
 
 impl Reader {
@@ -323,13 +295,6 @@ impl Sizes {
             next = next.saturating_mul(self.dims[at]);
         }
         strides
-    }
-
-    /// Whether the tensor has no gaps.
-    fn is_dense(&self) -> bool {
-        let (dims, dense) = (&self.dims[..self.rank], self.without_gaps());
-        let mut each = dims.iter().zip(self.strides.iter().zip(&dense));
-        dims.contains(&0) || each.all(|(&size, (given, wanted))| size == 1 || given == wanted)
     }
 }
 

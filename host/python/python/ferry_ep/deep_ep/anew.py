@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Anew", "Model", "combine", "dispatch", "dispatch_wait", "is_direct"]
 
 
+#: Inputs of a combine.
+Answers = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
 #: Reads tensors natively.
 _reader = reader_of_torch()
 
@@ -86,22 +89,11 @@ def dispatch_wait(rank: Rank, anew: Anew, made: list[Tensor]) -> None:
 
 
 def combine(
-    rank: Rank,
-    rows: Tensor,
-    topk_weights: Tensor | None,
-    sums: tuple[Tensor, Tensor | None],
-    *,
-    received_weights: Tensor | None = None,
-    initial: tuple[Tensor, ...] = (),
-    is_half: bool = False,
-) -> bool:
-    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, in torch's current stream. Blocks of
-    rows may have a dimension of their own. Returns ``False``, and has enqueued nothing, for tensors that need
-    a description.
+    rank: Rank, answers: Answers, sums: tuple[Tensor, Tensor | None], *, is_half: bool = False
+) -> None:
+    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, in torch's current stream. ``answers``:
+    ``expert_rows``, ``topk_weights``, ``received_weights``, and two of ``initial``, which need no
+    description; blocks of rows may have a dimension of their own. ``sums``: ``out`` and ``weights``.
     """
-    first, second = (*initial, None, None)[:2] if initial else (None, None)
-    given = (rows, topk_weights, received_weights, first, second)
-    if rank._copies or _reader is None or not _reader.takes((*given, *sums), torch.is_grad_enabled()):
-        return False
-    rank._native._combine_tensors(_reader, given, sums, is_half)
-    return True
+    assert _reader is not None
+    rank._native._combine_tensors(_reader, answers, sums, is_half)

@@ -27,7 +27,7 @@ from .checks import (
 from .events import EventHandle, EventOverlap
 from .handle import Handle
 from .low_latency import LowLatency
-from .rounds import Routing
+from .rounds import Answers, Routing
 from .rows import Rows, rows_of
 from .runtime import Checked, Runtime, layout_of
 from .settings import Settings, say_once
@@ -286,7 +286,9 @@ class Buffer(LowLatency):
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
             key, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
-            checked = runtime.checked(key, lambda: self._check(runtime, x, layout, topk, key is not None))
+            checked = runtime.checked.get(key)
+            if checked is None:
+                checked = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
             received = runtime.send(
                 Rows(*parts), topk, checked, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
@@ -315,14 +317,13 @@ class Buffer(LowLatency):
     def _check_again(self, runtime: Runtime, x: Any, parts: tuple[Any, Any], routing: Routing) -> Checked:
         """Checks the rows of a dispatch with a handle of ``routing``, and returns its lane."""
         experts, (tokens, top_k) = routing.experts, routing.topk
-
-        def check() -> Checked:
-            lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
-            return Checked(experts, lane, rows is not None and routing.is_plain)
-
         rows = signature(*parts)
         key = None if rows is None else (rows, experts, tokens, top_k, routing.is_plain)
-        return runtime.checked(key, check)
+        checked: Checked | None = runtime.checked.get(key)
+        if checked is None:
+            lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
+            checked = runtime.keep(key, Checked(experts, lane, rows is not None and routing.is_plain))
+        return checked
 
     def combine(
         self,
@@ -351,16 +352,29 @@ class Buffer(LowLatency):
         """
         runtime = self._live()
         routing = _routing(handle)
-        require_rows("x", x, (routing.rows, None))
         num_sms = Buffer.num_sms if config is None else require_config(config)
-        tokens, top_k = routing.topk
-        if topk_weights is not None:
-            if not routing.has_topk:
-                raise ArgumentError("topk_weights is given, but the dispatch of handle had no topk_idx")
-            require_tensor("topk_weights", topk_weights, torch.float32, (routing.rows, top_k))
-        begins = require_bias(bias, tokens, x.shape[1])
+        initial = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
+        tensors = signature(x, topk_weights, *initial)
+        key = tensors and (tensors, isinstance(bias, tuple), routing.has_topk, routing.rows, routing.topk)
+        hidden = runtime.checked.get(key)
+        if hidden is None:
+            hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
+        answers = Answers(x, topk_weights, initial, tensors is not None)
         order = (previous_event, async_finish, allocate_on_comm_stream)
-        return runtime.combine(x, routing, topk_weights, bias=begins, num_sms=num_sms, order=order)
+        return runtime.combine(answers, routing, hidden=hidden, num_sms=num_sms, order=order)
+
+
+def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> int:
+    """Checks the tensors of a combine, and returns the hidden size."""
+    require_rows("x", x, (routing.rows, None))
+    tokens, top_k = routing.topk
+    if topk_weights is not None:
+        if not routing.has_topk:
+            raise ArgumentError("topk_weights is given, but the dispatch of handle had no topk_idx")
+        require_tensor("topk_weights", topk_weights, torch.float32, (routing.rows, top_k))
+    hidden: int = x.shape[1]
+    require_bias(bias, tokens, hidden)
+    return hidden
 
 
 def _routing(handle: Any) -> Routing:

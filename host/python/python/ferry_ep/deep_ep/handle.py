@@ -14,7 +14,7 @@ from .sources import Sources
 __all__ = ["Handle"]
 
 #: Places in a handle, as in DeepEP's.
-_PREFIX, _SOURCE_TOKENS, _IS_IN_RANK, _ROUTING, _LENGTH = 0, 3, 4, 5, 6
+_PREFIX, _SOURCE_TOKENS, _IS_IN_RANK, _LENGTH = 0, 3, 4, 6
 
 
 class Handle(tuple[Any, ...]):
@@ -27,20 +27,16 @@ class Handle(tuple[Any, ...]):
     current stream, as engines read neither.
     """
 
+    routing: Routing
+    """Memory of the dispatch, the buffer's own."""
     _rank: int
     _sources: Sources
 
     def __new__(cls, rank: int, sources: Sources, is_token_in_rank: Tensor, routing: Routing) -> Handle:
         """Made by a dispatch alone."""
         made = super().__new__(cls, (None, None, None, None, is_token_in_rank, routing))
-        made._rank, made._sources = rank, sources
+        made.routing, made._rank, made._sources = routing, rank, sources
         return made
-
-    @property
-    def routing(self) -> Routing:
-        """What the buffer keeps of the dispatch."""
-        routing: Routing = tuple.__getitem__(self, _ROUTING)
-        return routing
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, int):

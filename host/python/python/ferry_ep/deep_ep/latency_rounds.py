@@ -279,9 +279,12 @@ class LatencyLane(Rounds[_Round]):
         *,
         ordered: InPlace | Ordered,
         out: Tensor | None,
+        is_plain: bool,
         is_split: bool,
     ) -> tuple[Tensor, Callable[[], None] | None]:
-        """Ends the round of ``handle``; repeats its dispatch first if it is not open any more."""
+        """Ends the round of ``handle``; repeats its dispatch first if it is not open any more. ``is_plain``:
+        whether tensors need no description.
+        """
         opened = self._find(handle)
         if opened is None:
             self._repeat(ids, handle, ordered)
@@ -294,7 +297,10 @@ class LatencyLane(Rounds[_Round]):
         self._open.remove(opened)
         try:
             sums = opened.sums.allocate(rows, handle.topk[0]) if out is None else out
-            if not anew.combine(communicator, rows, weights, (sums, None), is_half=is_split):
+            if is_plain and anew.is_direct(communicator, rows.device):
+                answers = (rows, weights, None, None, None)
+                anew.combine(communicator, answers, (sums, None), is_half=is_split)
+            else:
                 call = communicator.combine_async if is_split else communicator.combine
                 call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=sums)
             if is_split:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -22,7 +21,7 @@ from .rows import GROUP, Rows
 from .settings import say_once
 from .sources import Sources
 
-__all__ = ["Arrived", "Lane", "Routing", "Sums"]
+__all__ = ["Answers", "Arrived", "Lane", "Round", "Routing", "Sums"]
 
 #: Experts, top-k slots, hidden size, format and most tokens of a rank of a lane's plan.
 LaneKey = tuple[int, int, int, str, int]
@@ -31,8 +30,7 @@ LaneKey = tuple[int, int, int, str, int]
 MOST_OPEN = 2
 
 
-@dataclass(eq=False, slots=True)
-class Routing:
+class Routing(NamedTuple):
     """What a handle keeps of its dispatch: enough to make the round once more."""
 
     experts: int
@@ -46,7 +44,7 @@ class Routing:
     is_plain: bool
     """Whether native code can read ``ids`` on a GPU."""
     key: LaneKey
-    """Key of the lane that opened its round last."""
+    """Key of the lane of the dispatch."""
     made_on: int
     """Handle of the stream of the dispatch, on which ``ids`` and ``weights`` were made; 0 on the CPU."""
     rows: int
@@ -55,6 +53,12 @@ class Routing:
     """Tokens and top-k slots."""
     weights: Tensor
     """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one dispatch."""
+        return self is other
+
+    __hash__ = object.__hash__
 
 
 class HasCommunicator(Protocol):
@@ -84,6 +88,19 @@ class Arrived(NamedTuple):
         """Returns the outputs of a dispatch."""
         sources = Sources(out.src_info, out.source_counts)
         return cls(out.tokens, out.scales, out.ids, out.weights, sources)
+
+
+class Answers(NamedTuple):
+    """Arguments of a combine."""
+
+    rows: Tensor
+    """``[rows, hidden]``."""
+    weights: Tensor | None
+    """f32 ``[rows, top_k]``, which return, too."""
+    initial: tuple[Tensor, ...]
+    """``[tokens, hidden]``, with which sums begin."""
+    is_plain: bool
+    """Whether native code can read them on a GPU."""
 
 
 class Sums:
@@ -123,7 +140,7 @@ def _models(config: Config, ids: Tensor, rows: int, is_again: bool) -> list[Mode
     ]
 
 
-class _Round:
+class Round:
     """A communicator, and the routing of its open round."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -194,20 +211,22 @@ class _Round:
             last = self._unwanted = key, self._weights.allocate(like, tokens)
         return last[1]
 
-    def combine(
-        self, rows: Tensor, routing: Routing, weights: Tensor | None, bias: tuple[Tensor, ...], halves: Halves
-    ) -> tuple[Tensor, Tensor | None]:
+    def combine(self, answers: Answers, routing: Routing, halves: Halves) -> tuple[Tensor, Tensor | None]:
         """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
+        rows, weights, initial, is_plain = answers
         tokens, is_wanted = routing.topk[0], weights is not None
         sums = self._sums.allocate(rows, tokens)
         if weights is None:
             returned, weights = self._unwanted_weights(rows, tokens, halves), routing.weights
         else:
             returned = self._weights.allocate(rows, tokens)
-        options: dict[str, Any] = {"received_weights": weights}
-        if not anew.combine(self.communicator, rows, None, (sums, returned), initial=bias, **options):
-            options |= {"out": sums, "weights": returned}
-            self.communicator.combine(rows, initial=bias or None, **options)
+        communicator = self.communicator
+        if is_plain and anew.is_direct(communicator, rows.device):
+            first, second = (*initial, None, None)[:2] if initial else (None, None)
+            anew.combine(communicator, (rows, None, weights, first, second), (sums, returned))
+        else:
+            options: dict[str, Any] = {"received_weights": weights, "out": sums, "weights": returned}
+            communicator.combine(rows, initial=initial or None, **options)
         return sums, returned if is_wanted else None
 
 
@@ -255,7 +274,7 @@ class Rounds(Generic[Kept]):
         )
 
 
-class Lane(Rounds[_Round]):
+class Lane(Rounds[Round]):
     """Rounds of normal mode."""
 
     def __init__(self, connect: Callable[[], Communicator], key: LaneKey, is_strict: bool) -> None:
@@ -303,8 +322,8 @@ class Lane(Rounds[_Round]):
                 arrived, rows = Arrived.of(out), out.rows
             if again is None:
                 again = Routing(
-                    experts=experts,
-                    format=x.format,
+                    experts,
+                    self.key[3],
                     has_topk=weights is not None,
                     ids=kept,
                     is_plain=is_plain,
@@ -314,7 +333,7 @@ class Lane(Rounds[_Round]):
                     topk=(ids.shape[0], ids.shape[1]),
                     weights=arrived.weights,
                 )
-            again.key, opened.routing = self.key, again
+            opened.routing = again
             self._open.append(opened)
         except BaseException:
             self._note_failure(opened, None)
@@ -323,24 +342,22 @@ class Lane(Rounds[_Round]):
 
     def combine(
         self,
-        rows: Tensor,
+        answers: Answers,
         routing: Routing,
-        weights: Tensor | None,
+        opened: Round | None,
         *,
-        bias: tuple[Tensor, ...],
         num_sms: int,
         ordered: InPlace | Ordered,
     ) -> tuple[Tensor, Tensor | None]:
-        """Ends the round of ``routing``; repeats its dispatch first if it is not open any more."""
-        opened = self._find(routing)
+        """Ends the round of ``routing``, ``opened``; repeats its dispatch first if there is none."""
         if opened is None:
-            self._repeat(routing, rows.shape[1], num_sms, ordered)
-            opened = self._find(routing)
+            self._repeat(routing, self.key[2], num_sms, ordered)
+            opened = self.find(routing)
             assert opened is not None
         self._open.remove(opened)
         try:
             opened.limit(num_sms)
-            results = opened.combine(rows, routing, weights, bias, ordered.halves(rows))
+            results = opened.combine(answers, routing, ordered.halves(answers.rows))
         except BaseException:
             self._note_failure(opened, routing)
             raise
@@ -349,7 +366,7 @@ class Lane(Rounds[_Round]):
 
     def give_up(self, routing: Routing) -> None:
         """Gives up the open round of ``routing``. Collective."""
-        opened = self._find(routing)
+        opened = self.find(routing)
         assert opened is not None
         self._give_up(opened)
 
@@ -363,27 +380,23 @@ class Lane(Rounds[_Round]):
             each.routing = None
         self._open.clear()
 
-    def has_open(self, routing: Routing) -> bool:
-        """Whether a round of a routing is open."""
-        return self._find(routing) is not None
-
-    def _find(self, routing: Routing) -> _Round | None:
+    def find(self, routing: Routing) -> Round | None:
         """Returns the newest open round of a routing."""
         for each in reversed(self._open):
             if each.routing is routing:
                 return each
         return None
 
-    def _make(self) -> _Round:
-        made = _Round(self._connect())
+    def _make(self) -> Round:
+        made = Round(self._connect())
         self._all.append(made)
         return made
 
-    def _acquire(self, again: Routing | None) -> _Round:
+    def _acquire(self, again: Routing | None) -> Round:
         """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up. One
         that is open for the same routing serves first, as the new one brings the same rows.
         """
-        same = None if again is None or self._is_strict else self._find(again)
+        same = None if again is None or self._is_strict else self.find(again)
         if same is not None:
             return self._give_up(same)
         for each in self._all:
@@ -397,7 +410,7 @@ class Lane(Rounds[_Round]):
             self._require_room()
         return self._give_up(self._open[0])
 
-    def _give_up(self, opened: _Round) -> _Round:
+    def _give_up(self, opened: Round) -> Round:
         self._open.remove(opened)
         try:
             opened.communicator.give_up()
@@ -407,7 +420,7 @@ class Lane(Rounds[_Round]):
         opened.routing = None
         return opened
 
-    def _note_failure(self, opened: _Round, routing: Routing | None) -> None:
+    def _note_failure(self, opened: Round, routing: Routing | None) -> None:
         """Notes the state of a round after a call of it that failed."""
         opened.routing = routing
         if opened.communicator.round == "dispatched" and opened not in self._open:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..tensors import refuse
 from .checks import require_rows, require_tensor
 
-__all__ = ["GROUP", "Rows", "rows_of"]
+__all__ = ["GROUP", "Rows", "given", "rows_of"]
 
 #: Elements that share a scale.
 GROUP = 128
@@ -29,16 +29,21 @@ class Rows(NamedTuple):
 
     @property
     def given(self) -> Any:
-        """The rows as callers have them: a tensor, or a tuple of rows and scales."""
-        return self.tokens if self.scales is None else (self.tokens, self.scales)
+        """The rows as callers have them."""
+        return given(self.tokens, self.scales)
 
-    def received(self, tokens: Tensor, scales: Tensor | None) -> Rows:
-        """Returns received rows, with scales of the type of those that were sent, without gaps."""
+    def as_sent(self, scales: Tensor | None) -> Tensor | None:
+        """Returns received scales, of the type of those that were sent, without gaps."""
         if scales is None or self.scales is None or self.scales.dtype == torch.float32:
-            return Rows(tokens, scales)
+            return scales
         # Packed powers of two have arrived as f32: their exponents are those that were packed.
         exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
-        return Rows(tokens, exponents.view(torch.int32))
+        return exponents.view(torch.int32)
+
+
+def given(tokens: Tensor, scales: Tensor | None) -> Any:
+    """Returns rows as callers have them: a tensor, or a tuple of rows and scales."""
+    return tokens if scales is None else (tokens, scales)
 
 
 def rows_of(x: Any, tokens: int | None = None) -> Rows:

@@ -18,8 +18,8 @@ from .checks import signature
 from .events import EventOverlap, InPlace, Ordered, Streams
 from .handle import Handle
 from .latency_rounds import LatencyLane
-from .rounds import Lane, Routing
-from .rows import Rows
+from .rounds import Answers, Lane, Round, Routing
+from .rows import Rows, given
 from .settings import Settings
 from .tuning import latency_plan_of, max_tokens, plan_of
 
@@ -86,21 +86,17 @@ class Runtime:
         self._adding: dict[plans.Config, Communicator] = {}
         #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
         self._latency: dict[tuple[int, int, int, int, str], LatencyLane] = {}
-        #: Results of checks by the signatures of tensors, and all else that they depend on.
-        self._checked: dict[Any, Any] = {}
+        #: Results of checks, none of them ``None``, by the signatures of tensors, and all else that they
+        #: depend on. Keys of different calls differ in length, or in types.
+        self.checked: dict[Any, Any] = {}
         self.streams = Streams()
 
-    def checked(self, key: Any, check: Callable[[], Found]) -> Found:
-        """Returns the result of ``check``, of this call or of an earlier one with the same ``key``, which has
-        all that it depends on; ``None``: always of this call.
-        """
-        found: Found | None = self._checked.get(key)
-        if found is None:
-            found = check()
-            if key is not None:
-                if len(self._checked) >= _MOST_CHECKED:
-                    self._checked.clear()
-                self._checked[key] = found
+    def keep(self, key: Any, found: Found) -> Found:
+        """Keeps the result of a check by all that it depends on, and returns it; ``None`` is no key."""
+        if key is not None:
+            if len(self.checked) >= _MOST_CHECKED:
+                self.checked.clear()
+            self.checked[key] = found
         return found
 
     @property
@@ -215,11 +211,12 @@ class Runtime:
                 ordered=ordered,
                 is_plain=is_plain,
             )
-            rows = x.received(out.tokens, out.scales)
-            ordered.returns(*rows, out.ids, out.weights, *out.sources)
+            scales = x.as_sent(out.scales)
+            ordered.returns(out.tokens, scales, out.ids, out.weights, *out.sources)
         handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
         listed = [] if counts is None else counts.expert_counts
-        return Received(rows.given, out.ids, out.weights, listed, handle, ordered.event)
+        rows = given(out.tokens, scales)
+        return Received(rows, out.ids, out.weights, listed, handle, ordered.event)
 
     def send_by_rank(
         self,
@@ -248,10 +245,10 @@ class Runtime:
                 ordered=ordered,
                 is_plain=signature(*x, ids) is not None,
             )
-            rows = x.received(out.tokens, out.scales)
-            ordered.returns(*rows, *out.sources)
+            scales = x.as_sent(out.scales)
+            ordered.returns(out.tokens, scales, *out.sources)
         handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
-        return Received(rows.given, None, None, listed, handle, ordered.event)
+        return Received(given(out.tokens, scales), None, None, listed, handle, ordered.event)
 
     def send_again(
         self, x: Rows, routing: Routing, checked: Checked, *, num_sms: int, order: Order
@@ -272,41 +269,47 @@ class Runtime:
                 is_plain=is_plain,
                 again=routing,
             )
-            received = x.received(out.tokens, out.scales)
-            ordered.returns(*received)
-        return received.given, ordered.event
+            scales = x.as_sent(out.scales)
+            ordered.returns(out.tokens, scales)
+        return given(out.tokens, scales), ordered.event
 
     def combine(
         self,
-        rows: Tensor,
+        answers: Answers,
         routing: Routing,
-        weights: Tensor | None,
         *,
-        bias: tuple[Tensor, ...],
+        hidden: int,
         num_sms: int,
         order: Order,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the rows of each token of ``routing`` at its source."""
-        lane, hidden = self._lanes.get(routing.key), rows.shape[1]
-        if lane is None or hidden != lane.key[2] or not lane.has_open(routing):
-            lane = self._lane_of_combine(routing, hidden)
+        """Sums the rows of each token of ``routing``, of ``hidden`` elements, at its source."""
+        lane = self._lanes.get(routing.key)
+        opened = None if lane is None or hidden != lane.key[2] else lane.find(routing)
+        if lane is None or opened is None:
+            lane, opened = self._lane_of_combine(routing, hidden)
+        rows, weights, bias, _ = answers
         with self.streams.ordered(rows.device, *order) as ordered:
             ordered.reads(rows, weights, *bias)
             ordered.keeps(routing.made_on, routing.ids, routing.weights)
-            sums, returned = lane.combine(rows, routing, weights, bias=bias, num_sms=num_sms, ordered=ordered)
+            sums, returned = lane.combine(answers, routing, opened, num_sms=num_sms, ordered=ordered)
             if weights is not None and self._settings.sums_weights:
                 returned = self._add(weights, routing, lane.tokens)
             ordered.returns(sums, returned)
         return sums, returned, ordered.event
 
-    def _lane_of_combine(self, routing: Routing, hidden: int) -> Lane:
-        """Returns the lane of an open round of ``routing``, or of one to open. Not collective."""
+    def _lane_of_combine(self, routing: Routing, hidden: int) -> tuple[Lane, Round | None]:
+        """Returns the lane of an open round of ``routing``, and the round, or the lane of one to open. Not
+        collective.
+        """
         tokens, top_k = routing.topk
         key = (routing.experts, top_k, hidden)
         # A dispatch with the handle may have sent rows in another format.
-        lanes = [self._lanes.get((*key, format, None)) for format in _FORMATS]
-        found = (each for each in lanes if each is not None and each.has_open(routing))
-        return next(found, None) or self.lane(*key, tokens, routing.format)
+        for format in _FORMATS:
+            lane = self._lanes.get((*key, format, None))
+            opened = None if lane is None else lane.find(routing)
+            if lane is not None and opened is not None:
+                return lane, opened
+        return self.lane(*key, tokens, routing.format), None
 
     def lane_for(self, x: Rows, experts: int, top_k: int) -> Lane:
         """Returns the lane that sends these rows. Not collective."""
