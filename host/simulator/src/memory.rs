@@ -52,6 +52,23 @@ impl RankMemory {
             recent: [const { Cell::new(0) }; RECENT],
         }
     }
+
+    /// Index of the allocation that was accessed last in the page of `address`.
+    fn recent_of(&self, address: u64) -> &Cell<usize> {
+        &self.recent[(address / PAGE) as usize % RECENT]
+    }
+
+    /// Looks for the allocation that holds `bytes` bytes at `address` among all, and remembers it.
+    #[cold]
+    fn search(&self, address: u64, bytes: u64) -> Option<(usize, &Allocation)> {
+        let above = self.live.partition_point(|a| a.start <= address);
+        let index = above.checked_sub(1)?;
+        let found = &self.live[index];
+        found.holds(address, bytes).then(|| {
+            self.recent_of(address).set(index);
+            (index, found)
+        })
+    }
 }
 
 pub struct Memory {
@@ -165,36 +182,31 @@ impl Memory {
         found.is_ok_and(|(rank, index, _)| self.ranks[rank].live[index].holds(other, 1))
     }
 
+    /// Rank and index of the allocation that holds `bytes` bytes at `address`, and their offset in it.
+    #[inline]
     fn find(
         &self,
         what: &'static str,
         address: u64,
         bytes: u64,
     ) -> Result<(usize, usize, usize), Outside> {
-        let outside = Outside {
+        let found = rank_of(address)
+            .and_then(|rank| Some((rank, self.ranks.get(rank)?)))
+            .and_then(|(rank, memory)| {
+                let index = memory.recent_of(address).get();
+                let is_recent = |allocation: &&Allocation| allocation.holds(address, bytes);
+                let recent = memory.live.get(index).filter(is_recent);
+                let (index, found) = match recent {
+                    Some(found) => (index, found),
+                    None => memory.search(address, bytes)?,
+                };
+                Some((rank, index, (address - found.start) as usize))
+            });
+        found.ok_or(Outside {
             what,
             address,
             bytes,
-        };
-        let rank = rank_of(address).ok_or(outside)?;
-        let memory = self.ranks.get(rank).ok_or(outside)?;
-        let holds = |index: usize| {
-            let allocation = memory.live.get(index);
-            allocation.is_some_and(|allocation| allocation.holds(address, bytes))
-        };
-        let recent = &memory.recent[(address / PAGE) as usize % RECENT];
-        let mut index = recent.get();
-        if !holds(index) {
-            index = memory
-                .live
-                .partition_point(|a| a.start <= address)
-                .wrapping_sub(1);
-            if !holds(index) {
-                return Err(outside);
-            }
-            recent.set(index);
-        }
-        Ok((rank, index, (address - memory.live[index].start) as usize))
+        })
     }
 }
 
