@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use ferry::{Capacity, DataType, Device, DevicePtr, Rank, Round, Stream, Tensor};
+use ferry::{Capacity, DataType, Device, DevicePtr, Rank, ReceivedCounts, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -14,6 +16,12 @@ use crate::interrupt;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
+
+/// Time between two looks for a signal of a thread that waits for counts.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Time for which a thread that waits for counts leaves its core to nobody: they mostly come within some tens
+/// of microseconds, which is less than the shortest sleep.
+const SPIN: Duration = Duration::from_millis(1);
 
 /// One rank's end.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
@@ -143,9 +151,14 @@ impl Communicator {
         self.call(py, |communicator| communicator.dispatch_counts(stream))
     }
 
-    /// Rows, blocks of scales, rows of each source and of each expert; nothing until they have come.
-    fn _received(&self, py: Python<'_>) -> PyResult<Option<Counts>> {
-        let found = self.call(py, |communicator| communicator.received())?;
+    /// Rows, blocks of scales, rows of each source and of each expert; nothing until they have come. With
+    /// `wait` it looks until they have, and lets other threads of Python run.
+    fn _received(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Counts>> {
+        let mut found = self.call(py, |communicator| communicator.received())?;
+        while wait && found.is_none() {
+            found = self.call(py, |communicator| received_within(communicator, PAUSE))?;
+            py.check_signals()?;
+        }
         Ok(found.map(|counts| {
             let Capacity {
                 rows, scale_blocks, ..
@@ -397,6 +410,26 @@ impl Communicator {
     /// This rank.
     pub(crate) const fn number(&self) -> Rank {
         Rank(self.rank)
+    }
+}
+
+/// Looks for counts until they have come, or `most` has passed.
+fn received_within(
+    communicator: &ferry::Communicator,
+    most: Duration,
+) -> Result<Option<ReceivedCounts>, ferry::Error> {
+    let begin = Instant::now();
+    loop {
+        let found = communicator.received()?;
+        let passed = begin.elapsed();
+        if found.is_some() || passed >= most {
+            return Ok(found);
+        }
+        if passed < SPIN {
+            std::hint::spin_loop();
+        } else {
+            thread::sleep(SPIN / 20);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 import weakref
 
@@ -249,6 +250,25 @@ def test_worst_case_rows_have_a_static_shape(world):
         again = buffer.dispatch(tokens.given(rank)[0], handle=handle)[0]
         assert len(again) == worst
         same(again[:n], wanted["x"])
+
+    of.run(run)
+
+
+def test_other_threads_run_while_a_dispatch_waits_for_its_counts(world):
+    of = world(2)
+    tokens = Tokens(28, of, [6, 4])
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        for late in (0, 1, 1):
+            if rank == late:
+                # Long enough for two looks for signals, and needs the interpreter.
+                end = time.monotonic() + 0.03
+                while time.monotonic() < end:
+                    pass
+            rows, *_ = received = dispatch(buffer, *tokens.given(rank), tokens.experts)
+            handle = check_received(tokens, rank, received)
+            same(buffer.combine(tokens.answers(rank, rows), handle)[0], tokens.sums(rank))
 
     of.run(run)
 

@@ -87,8 +87,8 @@ def test_counts_before_rows(bench, receive):
     of.ranks.dispatch_counts()
     here = of.plan.config.experts // 2
     for rank, communicator in enumerate(of.ranks):
-        while (counts := communicator.received()) is None:
-            pass
+        counts = communicator.received(wait=True)
+        assert communicator.received() == counts
         local = [given - rank * here for given in ids]
         inside = [(given >= 0) & (given < here) for given in local]
         rows = [int(found.sum() if receive == "by-expert" else found.any(axis=1).sum()) for found in inside]

@@ -114,14 +114,15 @@ class Communicator(Rank):
         """
         self._native._dispatch_counts(self._stream(stream))
 
-    def received(self) -> ReceivedCounts | None:
-        """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. Does not synchronize,
-        except in a simulated group, where it waits for the rank's kernels.
+    def received(self, *, wait: bool = False) -> ReceivedCounts | None:
+        """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come, or with ``wait`` as
+        soon as they have: then the thread looks for them all the time at first, and other threads of Python
+        run. Does not synchronize, except in a simulated group, where it waits for the rank's kernels.
 
         Raises :class:`ferry_ep.OrderError` if no counts were asked for, and :class:`ferry_ep.FaultError` once
         the rank has given up, so that a loop around it ends.
         """
-        counts = self._native._received()
+        counts = self._native._received(wait)
         return None if counts is None else ReceivedCounts(*counts)
 
     def dispatch_wait(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -442,8 +441,8 @@ class Lane(Rounds[Round]):
         """
         try:
             communicator.dispatch_counts()
-            while (counts := communicator.received()) is None:
-                time.sleep(0)  # other threads of the process go on
+            counts = communicator.received(wait=True)
+            assert counts is not None
             out = self._outputs(communicator, like, ids, counts.rows)
         except BaseException as error:
             # On the CPU a receipt waits, which whoever interrupts does not want.
