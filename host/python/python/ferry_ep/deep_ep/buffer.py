@@ -286,11 +286,11 @@ class Buffer(LowLatency):
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
             key, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
-            checked = runtime.checked.get(key)
-            if checked is None:
-                checked = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
+            found: Checked | None = runtime.checked.get(key)
+            if found is None:
+                found = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
             received = runtime.send(
-                Rows(*parts), topk, checked, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
+                Rows(*parts), topk, found, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
         elif num_worst_tokens:
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
