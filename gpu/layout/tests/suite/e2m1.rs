@@ -101,7 +101,7 @@ fn compare_conversions(bits: u32, step: u32) {
 
 /// Compares the conversions of 2^16 numbers from `bits` on.
 fn compare_block(bits: u32) {
-    let eights = || (0..1 << 13).map(|eight| bits | 8 * eight);
+    let eights = || (0..1 << 13).map(|eight| bits | (8 * eight));
     // Without a branch for each, the compiler takes several at a time.
     let differences = eights().fold(0, |differences, bits| {
         let (_, [wanted, of_products, of_scaled]) = conversions(bits, 1);
