@@ -154,9 +154,10 @@ impl Communicator {
     /// Rows, blocks of scales, rows of each source and of each expert; nothing until they have come. With
     /// `wait` it looks until they have, and lets other threads of Python run.
     fn _received(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Counts>> {
+        let begin = Instant::now();
         let mut found = self.call(py, |communicator| communicator.received())?;
         while wait && found.is_none() {
-            found = self.call(py, |communicator| received_within(communicator, PAUSE))?;
+            found = self.call(py, |communicator| received_within(communicator, begin))?;
             py.check_signals()?;
         }
         Ok(found.map(|counts| {
@@ -413,19 +414,18 @@ impl Communicator {
     }
 }
 
-/// Looks for counts until they have come, or `most` has passed.
+/// Looks for counts until they have come, or [`PAUSE`] has passed. `begin`: beginning of the wait.
 fn received_within(
     communicator: &ferry::Communicator,
-    most: Duration,
+    begin: Instant,
 ) -> Result<Option<ReceivedCounts>, ferry::Error> {
-    let begin = Instant::now();
+    let end = Instant::now() + PAUSE;
     loop {
         let found = communicator.received()?;
-        let passed = begin.elapsed();
-        if found.is_some() || passed >= most {
+        if found.is_some() || Instant::now() >= end {
             return Ok(found);
         }
-        if passed < SPIN {
+        if begin.elapsed() < SPIN {
             std::hint::spin_loop();
         } else {
             thread::sleep(SPIN / 20);

@@ -262,7 +262,7 @@ def test_other_threads_run_while_a_dispatch_waits_for_its_counts(world):
         buffer = of.buffer(rank)
         for late in (0, 1, 1):
             if rank == late:
-                # Long enough for two looks for signals, and needs the interpreter.
+                # Longer than the native wait of a GPU's rank looks at a time, and needs the interpreter.
                 end = time.monotonic() + 0.03
                 while time.monotonic() < end:
                     pass

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
-from deep_ep_blocks import MOST, back, check_numbers, check_rows, send, sums  # noqa: E402
+from deep_ep_blocks import MOST, answers, back, check_numbers, check_rows, send, sums  # noqa: E402
 from deep_ep_rig import Tokens, dispatch, encoded, on_host, same  # noqa: E402
 from oracle import blockwise  # noqa: E402
 
@@ -134,6 +134,34 @@ def test_rows_that_fit_one_handle_may_not_fit_another(world):
                 same(rows, batches[mine].received(rank)["x"])
                 with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(x[mine])}, 128"):
                     buffer.dispatch(x[mine], handle=handles[other])
+                answers = batches[mine].answers(rank, rows)
+                with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(rows)}, 128"):
+                    buffer.combine(answers, handles[other])
+                same(buffer.combine(answers, handles[mine])[0], batches[mine].sums(rank))
+        worst = dispatch(buffer, *batches[1].given(rank), batches[1].experts, num_worst_tokens=9)[4]
+        with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(answers)}, 128"):
+            buffer.combine(answers, worst)
+        buffer.destroy()
+
+    of.run(run)
+
+
+def test_ids_that_fit_one_low_latency_handle_may_not_fit_another(world):
+    of = world(1)
+    batches = [Tokens(97 + count, of, [count], hidden=128) for count in (4, 6)]
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        # The second time checks may remember what was right the first time.
+        for _ in range(2):
+            handles = [send(buffer, batch, rank)[2] for batch in batches]
+            for mine, other in ((0, 1), (1, 0)):
+                batch = batches[mine]
+                _, ids, weights = batch.given(rank)
+                with pytest.raises(ferry.TensorError, match="tensor topk_idx"):
+                    buffer.low_latency_combine(answers(batch, rank), ids, weights, handles[other])
+                combined = buffer.low_latency_combine(answers(batch, rank), ids, weights, handles[mine])[0]
+                same(combined, sums(batch, rank))
         buffer.destroy()
 
     of.run(run)

@@ -115,9 +115,11 @@ class Communicator(Rank):
         self._native._dispatch_counts(self._stream(stream))
 
     def received(self, *, wait: bool = False) -> ReceivedCounts | None:
-        """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come, or with ``wait`` as
-        soon as they have: then the thread looks for them all the time at first, and other threads of Python
-        run. Does not synchronize, except in a simulated group, where it waits for the rank's kernels.
+        """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. With ``wait`` it
+        returns once they have: for a millisecond the thread looks for them all the time, then again and
+        again. Meanwhile other threads of Python run, and their calls of this communicator raise
+        :class:`ferry_ep.BusyError`. Does not synchronize, except in a simulated group, where it waits for the
+        rank's kernels.
 
         Raises :class:`ferry_ep.OrderError` if no counts were asked for, and :class:`ferry_ep.FaultError` once
         the rank has given up, so that a loop around it ends.

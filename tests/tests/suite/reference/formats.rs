@@ -1,5 +1,5 @@
 //! The block-scaled formats, bit for bit: the oracle, the kernels' arithmetic, and vectors made with
-//! ml_dtypes by `vectors/make.py`.
+//! ml_dtypes by `tests/reference/vectors/make.py`.
 
 use ferry_layout::e2m1::{e2m1_bits, e2m1x2_bits, f32_of_e2m1_bits};
 use ferry_layout::e8m0::{e8m0_up, f32_of_e8m0_bits};

@@ -225,12 +225,14 @@ class InPlace:
     Serves any number of calls.
     """
 
-    #: An event that is none, of all calls.
-    event = EventOverlap()
-
     def __init__(self, stream: Any, device: torch.device | None, handle: int) -> None:
         self.stream, self.handle = stream, handle
         self._device, self._halves = device, Halves(device, handle, False)
+
+    @property
+    def event(self) -> EventOverlap:
+        """An event that is none; callers may keep tensors in it."""
+        return EventOverlap()
 
     def __enter__(self) -> Self:
         return self

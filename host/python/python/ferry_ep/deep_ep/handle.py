@@ -28,7 +28,7 @@ class Handle(tuple[Any, ...]):
     """
 
     routing: Routing
-    """Memory of the dispatch, the buffer's own."""
+    """What the buffer keeps of the dispatch."""
     _rank: int
     _sources: Sources
 

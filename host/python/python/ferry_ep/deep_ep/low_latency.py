@@ -199,6 +199,7 @@ class LowLatency(Absent):
                     "zero_copy is True, but get_next_low_latency_combine_buffer(handle) was not called"
                 )
             x = given.scratch
+            tensors = tensors and signature(x)
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, topk_weights, out)
             sums, hook = given.lane.combine(

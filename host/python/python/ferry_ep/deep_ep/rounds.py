@@ -57,6 +57,10 @@ class Routing(NamedTuple):
         """Whether both are of one dispatch."""
         return self is other
 
+    def __ne__(self, other: object) -> bool:
+        """Whether they are of two dispatches."""
+        return self is not other
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -100,7 +104,7 @@ class Answers(NamedTuple):
     initial: tuple[Tensor, ...]
     """``[tokens, hidden]``, with which sums begin."""
     is_plain: bool
-    """Whether native code can read them on a GPU."""
+    """Whether they need no description."""
 
 
 class Sums:

@@ -29,7 +29,8 @@ Found = TypeVar("Found")
 #: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream`` of a call.
 Order = tuple[EventOverlap | None, bool, bool]
 
-#: Results of checks that a buffer keeps: engines have some hundreds of numbers of tokens.
+#: Results of checks that a buffer keeps: engines have some hundreds of numbers of tokens. Combines of
+#: numbers of rows that never come again take places, too, until all are forgotten.
 _MOST_CHECKED = 4096
 #: Formats in which rows travel.
 _FORMATS = ("bf16", "fp8")
@@ -41,7 +42,7 @@ class Checked(NamedTuple):
     experts: int
     lane: Lane
     is_plain: bool
-    """Whether native code can read the tensors on a GPU."""
+    """Whether the tensors need no description."""
 
 
 class Received(NamedTuple):
