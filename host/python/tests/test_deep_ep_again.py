@@ -138,9 +138,13 @@ def test_rows_that_fit_one_handle_may_not_fit_another(world):
                 with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(rows)}, 128"):
                     buffer.combine(answers, handles[other])
                 same(buffer.combine(answers, handles[mine])[0], batches[mine].sums(rank))
-        worst = dispatch(buffer, *batches[1].given(rank), batches[1].experts, num_worst_tokens=9)[4]
+        worst = [dispatch(buffer, *each.given(rank), each.experts, num_worst_tokens=9)[4] for each in batches]
         with pytest.raises(ferry.TensorError, match=f"tensor x: .* given .*{len(answers)}, 128"):
-            buffer.combine(answers, worst)
+            buffer.combine(answers, worst[1])
+        rows, bias = answers.new_zeros(9, 128), answers.new_zeros(4, 128)
+        buffer.combine(rows, worst[0], bias=bias)
+        with pytest.raises(ferry.TensorError, match=r"tensor bias: .* given .*4, 128"):
+            buffer.combine(rows, worst[1], bias=bias)
         buffer.destroy()
 
     of.run(run)

@@ -18,7 +18,7 @@ __all__ = ["Anew", "Model", "combine", "dispatch", "dispatch_wait", "is_direct"]
 
 
 #: Inputs of a combine.
-Answers = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+CombineInputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 #: Reads tensors natively.
 _reader = reader_of_torch()
@@ -89,7 +89,7 @@ def dispatch_wait(rank: Rank, anew: Anew, made: list[Tensor]) -> None:
 
 
 def combine(
-    rank: Rank, answers: Answers, sums: tuple[Tensor, Tensor | None], *, is_half: bool = False
+    rank: Rank, answers: CombineInputs, sums: tuple[Tensor, Tensor | None], *, is_half: bool = False
 ) -> None:
     """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, in torch's current stream. ``answers``:
     ``expert_rows``, ``topk_weights``, ``received_weights``, and two of ``initial``, which need no
