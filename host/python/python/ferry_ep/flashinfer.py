@@ -2,7 +2,7 @@
 
 Importing this module imports torch and ``flashinfer.moe_ep``, and registers :class:`FerryCommunication`
 there, for ``create_communication(bootstrap, params, "ferry")`` and ``SplitConfig(comm=FerryCommConfig(..))``.
-Written for FlashInfer 0.7.2.
+Written for FlashInfer 0.7.2 to 0.7.4.
 """
 
 from __future__ import annotations
@@ -139,14 +139,16 @@ class FerryCommunication(MoEEpCommunication):
         topk_weights: Tensor | None = None,
         *,
         hidden_states_scale: Tensor | None = None,
+        runtime_max_tokens_per_rank: int | None = None,
         max_tokens_per_rank: int | None = None,
         eplb_local_stats: Tensor | None = None,
     ) -> MoEEpDispatchResult:
         """Makes :meth:`ferry_ep.torch.Exchange.dispatch` on the current stream. Collective.
 
         ``hidden_states``: bfloat16 ``[tokens, hidden]``; ``topk_ids``: int32 or int64 ``[tokens, top_k]``,
-        global; ``topk_weights``: float32 of that shape. ``max_tokens_per_rank`` has no effect, as shapes are
-        static. Raises ``NotImplementedError`` for scales and statistics, else the exceptions of that call.
+        global; ``topk_weights``: float32 of that shape. ``runtime_max_tokens_per_rank``, before 0.7.4
+        ``max_tokens_per_rank``, has no effect, as shapes are static. Raises
+        ``NotImplementedError`` for scales and statistics, else the exceptions of that call.
         """
         exchange = self.exchange
         if hidden_states_scale is not None:
