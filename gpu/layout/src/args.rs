@@ -165,7 +165,7 @@ pub trait Arguments: Copy {
         match table {
             Table::RanksInExpert => workspace + tables.ranks_in_expert,
             Table::TileCounts => workspace + tables.tile_counts,
-            Table::Routes => workspace + tables.routes,
+            Table::Routes => workspace.wrapping_add(tables.routes),
             Table::RowMap => workspace + tables.row_map,
             Table::RowBases => workspace + tables.bytes,
             Table::CountedTokens => workspace + Counter::Tokens.bytes(),

@@ -174,6 +174,7 @@ impl ferry_dispatch_input {
                 input_scale: self.input_scale.get("input_scale")?,
                 tokens_on_device: self.tokens_on_device.get("tokens_on_device")?,
                 x_scales: self.x_scales.get("x_scales")?,
+                kept_ids: None,
             })
         }
     }

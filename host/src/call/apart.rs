@@ -1,11 +1,15 @@
-//! Checks that a dispatch's outputs overlap neither its inputs nor each other.
+//! Checks that no tensor that a dispatch writes overlaps another one of its round.
 
-use super::combine::{Extent, extent};
+use ferry_layout::CombineMode;
+
+use super::combine::{Extent, extent, require_field};
 use super::{DispatchInput, DispatchOutput};
 use crate::call::dispatch::Sent;
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::tensor::Tensor;
+use crate::plan::config::Config;
+use crate::tensor::data_type::DataType;
+use crate::tensor::{Element, Tensor};
 
 /// A tensor's name and extent, if it is present.
 pub(super) type Named = (&'static str, Option<Extent>);
@@ -14,17 +18,17 @@ impl DispatchOutput {
     /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
     /// checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
-        let ids = ("topk_ids", extent(Some(&input.topk_ids)));
-        let weights = ("topk_weights", extent(input.topk_weights.as_ref()));
-        let scale = ("input_scale", extent(input.input_scale.as_ref()));
-        let count = ("tokens_on_device", extent(input.tokens_on_device.as_ref()));
-        let scales = ("x_scales", input.extent_of_scales());
-        self.require_outside(&input.x, &[ids, weights, scale, count, scales])
+        let kept = ("kept_ids", extent(input.kept_ids.as_ref()));
+        let [ids, weights, scale, count, scales] = input.read();
+        self.require_outside(&input.x, &[ids, weights, scale, count, scales, kept])
     }
 
     /// [`require_apart`](Self::require_apart) for the wait of a split dispatch, which reads inputs only for a
     /// shared expert.
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
+        if let Some(kept) = &sent.input.kept_ids {
+            Extent::of(kept).require_outside("kept_ids", &self.written())?;
+        }
         if !plan.config().shared_expert {
             return Ok(());
         }
@@ -63,6 +67,43 @@ impl DispatchOutput {
             });
             (name, extent)
         })
+    }
+}
+
+impl DispatchInput {
+    /// Checks the memory for ids, which the kernel writes while it reads the other inputs.
+    pub(super) fn require_kept_ids(&self, plan: &Plan) -> Result<(), Error> {
+        let Some(kept) = &self.kept_ids else {
+            return Ok(());
+        };
+        let Config {
+            skip_a2a, combine, ..
+        } = *plan.config();
+        require_field("kept_ids", true, !skip_a2a, "skip_a2a", skip_a2a)?;
+        // In exact mode combine names the ranks of ids that nobody has looked at, once a wait times out.
+        let is_reduced = combine == CombineMode::Reduced;
+        require_field("kept_ids", true, is_reduced, "combine", combine)?;
+        kept.require(
+            "kept_ids",
+            self.topk_ids.dims,
+            Element::natural(DataType::I32),
+        )?;
+        let (second, written) = ("kept_ids", Extent::of(kept));
+        if rows_overlap(&self.x, &written) {
+            return Err(Error::TensorsOverlap { first: "x", second });
+        }
+        written.require_outside(second, &self.read())
+    }
+
+    /// Tensors that dispatch reads, but `x`.
+    fn read(&self) -> [Named; 5] {
+        [
+            ("topk_ids", extent(Some(&self.topk_ids))),
+            ("topk_weights", extent(self.topk_weights.as_ref())),
+            ("input_scale", extent(self.input_scale.as_ref())),
+            ("tokens_on_device", extent(self.tokens_on_device.as_ref())),
+            ("x_scales", self.extent_of_scales()),
+        ]
     }
 }
 

@@ -9,7 +9,7 @@ use ferry_layout::{
 };
 
 use super::{CombineInput, CombineOutput, address_or_none};
-use crate::call::dispatch::Received;
+use crate::call::dispatch::{Received, with_kept};
 use crate::call::epilogue::CombineEpilogue;
 use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
@@ -66,7 +66,7 @@ impl CombineInput {
         let args = CombineArgs {
             common: Common {
                 tokens: tokens as u32,
-                ..*common
+                ..with_kept(common, received.kept_ids)
             },
             expert_rows: self.expert_rows.at.address(),
             topk_weights: address_or_none(self.topk_weights),
@@ -75,13 +75,13 @@ impl CombineInput {
             row_capacity: (capacity as u64).min(plan.max_positions()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
-        self.require_apart(output)?;
+        self.require_apart(output, received)?;
         Ok(with)
     }
 
     /// Checks that no result overlaps another one or a tensor that is read: rows
     /// are still read while sums are written. Each tensor was checked by itself.
-    fn require_apart(&self, output: &CombineOutput) -> Result<(), Error> {
+    fn require_apart(&self, output: &CombineOutput, received: Received) -> Result<(), Error> {
         let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => Some(steps),
             _ => None,
@@ -102,6 +102,7 @@ impl CombineInput {
             ("initial[0]", initial_1),
             ("initial[1]", initial_2),
             ("received_weights", extent(self.received_weights.as_ref())),
+            ("kept_ids", extent(received.kept_ids.as_ref())),
         ];
         let combined = Extent::of(&output.rows());
         combined.require_outside("combined", &read)?;
@@ -126,6 +127,7 @@ impl CombineInput {
             tokens,
             capacity,
             is_counted,
+            ..
         } = received;
         let rows = self.returned_rows(output, plan, received)?;
         if rows.is_on != 0 && matches!(self.epilogue, CombineEpilogue::Own(_)) {
@@ -270,7 +272,7 @@ impl CombineInput {
 }
 
 /// Checks that a tensor is given if, and only if, a field of the plan's configuration says so.
-fn require_field(
+pub(super) fn require_field(
     tensor: &'static str,
     is_given: bool,
     is_wanted: bool,
@@ -300,7 +302,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    fn of<const N: usize>(tensor: &Tensor<N>) -> Self {
+    pub(super) fn of<const N: usize>(tensor: &Tensor<N>) -> Self {
         Self {
             address: tensor.at.address(),
             bytes: tensor.bytes(),
@@ -356,6 +358,7 @@ mod tests {
             tokens: 4,
             capacity: plan.max_rows(),
             is_counted: false,
+            kept_ids: None,
         };
         let args = input
             .args(&output, &Common::of(plan.shape()), &plan, received, None)

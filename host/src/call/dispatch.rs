@@ -47,6 +47,7 @@ impl DispatchInput {
         self.x
             .require_rows("x", dims, self.element(config.format))?;
         self.require_ids(plan)?;
+        self.require_kept_ids(plan)?;
         if let Some(weights) = &self.topk_weights {
             weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
         }
@@ -70,7 +71,7 @@ impl DispatchInput {
                 topk_ids: self.topk_ids.at.address(),
                 topk_weights: address_or_none(self.topk_weights),
                 input_scale: address_or_none(self.input_scale),
-                ..args_of(common, tokens)
+                ..args_of(&with_kept(common, self.kept_ids), tokens)
             },
             options: DispatchOptions {
                 encoded,
@@ -154,6 +155,15 @@ impl Sent {
     pub(crate) const fn is_counted(&self) -> bool {
         self.input.tokens_on_device.is_some()
     }
+}
+
+/// `common`, with the routes of a round whose caller keeps its ids.
+pub(crate) fn with_kept(common: &Common, kept_ids: Option<Tensor<2>>) -> Common {
+    let mut common = *common;
+    if let Some(kept) = kept_ids {
+        common.tables.routes = kept.at.address().wrapping_sub(common.workspace);
+    }
+    common
 }
 
 /// The kernels' arguments without inputs and outputs.
@@ -342,6 +352,8 @@ pub(crate) struct Received {
     pub(crate) capacity: usize,
     /// Whether the number of tokens is on the device.
     pub(crate) is_counted: bool,
+    /// Memory of the caller that has the ids.
+    pub(crate) kept_ids: Option<Tensor<2>>,
 }
 
 impl Received {
@@ -350,6 +362,7 @@ impl Received {
             tokens: sent.tokens(),
             capacity: output.capacity(),
             is_counted: sent.is_counted(),
+            kept_ids: sent.input.kept_ids,
         }
     }
 }

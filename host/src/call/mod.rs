@@ -72,6 +72,13 @@ pub struct DispatchInput {
     /// [`Config::options`](crate::Config::options), which a shared expert and `skip_a2a` imply. Not in
     /// formats whose rows have scales of their own, nor in BF16.
     pub x_scales: Option<Tensor<2>>,
+    /// i32 `[tokens, top_k]`, written: `topk_ids` as the round keeps them, with -1 for every id that is none
+    /// of an expert. `None`: they stay in the communicator's memory. A later dispatch to the same ranks takes
+    /// it as its `topk_ids`, which the caller may overwrite meanwhile. Combine reads it, so it must not
+    /// change until the stream has passed the kernel that ends the round. It overlaps no other tensor of the
+    /// round. With `tokens_on_device` only that many rows are written. Not with
+    /// [`skip_a2a`](crate::Config::skip_a2a), which keeps no ids, nor in exact mode.
+    pub kept_ids: Option<Tensor<2>>,
 }
 
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
@@ -294,6 +301,7 @@ impl DispatchInput {
             input_scale: None,
             tokens_on_device: None,
             x_scales: None,
+            kept_ids: None,
         }
     }
 }

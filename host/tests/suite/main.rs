@@ -13,6 +13,7 @@ mod fault_peers;
 mod faults;
 mod graphs;
 mod holders;
+mod kept_ids;
 mod killed;
 mod leaks;
 mod lifecycle;

@@ -133,3 +133,56 @@ fn outputs_that_overlap_each_other_are_refused() {
     rank.dispatch_wait(STREAM, &t.output).unwrap();
     finish(rank, &t);
 }
+
+#[test]
+fn memory_for_ids_overlaps_no_other_tensor_of_the_round() {
+    let (mut rank, t) = alone_with(config(), &[TOKEN; 3]);
+    let memory = rank.device().alloc(1 << 10).unwrap();
+    let keeping = |at| DispatchInput {
+        kept_ids: Some(Tensor::contiguous(at, DataType::I32, [3, TOP_K])),
+        ..t.input
+    };
+    let topk_weights = t.input.topk_weights.unwrap().at;
+    for (at, name) in [
+        (t.input.x.at.plus(4), "x"),
+        (t.input.topk_ids.at, "topk_ids"),
+        (topk_weights, "topk_weights"),
+    ] {
+        let made = rank.dispatch_async(STREAM, &keeping(at));
+        let named = match name {
+            "x" => [name, "kept_ids"],
+            _ => ["kept_ids", name],
+        };
+        assert_overlap(made, named);
+    }
+    let src_info = keeping(t.output.src_info.at);
+    assert_overlap(
+        rank.dispatch(STREAM, &src_info, &t.output),
+        ["src_info", "kept_ids"],
+    );
+    rank.dispatch_async(STREAM, &src_info).unwrap();
+    assert_overlap(
+        rank.dispatch_wait(STREAM, &t.output),
+        ["kept_ids", "src_info"],
+    );
+    let elsewhere = DispatchOutput {
+        src_info: Tensor {
+            at: memory,
+            ..t.output.src_info
+        },
+        ..t.output
+    };
+    rank.dispatch_wait(STREAM, &elsewhere).unwrap();
+    rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
+        .unwrap();
+    let sums = t.combine_output(false);
+    rank.dispatch(STREAM, &keeping(sums.rows().at), &t.output)
+        .unwrap();
+    assert_overlap(
+        rank.combine(STREAM, &t.combine_input(None), &sums),
+        ["combined", "kept_ids"],
+    );
+    rank.give_up(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    rank.close().unwrap();
+}

@@ -227,6 +227,15 @@ impl Expected {
         (&share.oracle, index)
     }
 
+    /// Number of tokens of a rank.
+    ///
+    /// # Panics
+    /// If the rank is not compared.
+    pub fn tokens(&self, rank: usize) -> usize {
+        let (share, index) = self.share(rank).expect("a rank that is compared");
+        share.problem.inputs[index].tokens
+    }
+
     /// Rank whose combine is given options.
     pub(super) fn subject(&self, round: usize, rank: usize) -> Subject<'_> {
         let (share, index) = self.share(rank).expect("a rank that is compared");

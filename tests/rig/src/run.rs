@@ -2,6 +2,7 @@
 //! whole case.
 
 mod counts;
+mod kept_ids;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -311,6 +312,7 @@ impl Run {
             Contents::Rows(rows) => oracle.verify_rows(number, rows),
         };
         result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
+        self.compare_kept_ids(round, r);
     }
 
     fn compare_combine(&self, round: usize, r: usize) {
@@ -410,6 +412,7 @@ fn tensors_of(
     let mut tensors = Tensors::new(rank, room, &mut Memory::default(), None)?;
     tensors.put(device, input, input.tokens, rows)?;
     tensors.answer(device, &expected.answers(number))?;
+    kept_ids::give(case, rank, &mut tensors)?;
     if case.skip_a2a && case.how != Return::Reduced {
         // In exact mode combine's count.
         tensors.input.topk_weights = None;

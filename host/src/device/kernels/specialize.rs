@@ -4,8 +4,9 @@
 //! launch runs most of it once, and has to fetch it.
 
 use std::mem::offset_of;
+use std::ops::Range;
 
-use ferry_layout::{COMMON_OFFSET, Common, DispatchRow, Kernel, Shape};
+use ferry_layout::{COMMON_OFFSET, Common, DispatchRow, Kernel, Shape, Workspace};
 use ferry_ptx::Module;
 
 mod folding;
@@ -25,6 +26,20 @@ pub(crate) const KERNELS: [Kernel; 10] = [
     Kernel::GiveUp,
     Kernel::DispatchCounts,
 ];
+
+/// Places in [`Common`] behind the shape that do not follow from it: plans of one shape may align rows
+/// differently, and rounds may keep their routes in the caller's memory.
+pub(crate) const VARIABLES: [Range<usize>; 2] = [
+    words(offset_of!(Common, row) + DispatchRow::ALIGNMENT_OFFSET, 1),
+    words(
+        offset_of!(Common, tables) + offset_of!(Workspace, routes),
+        2,
+    ),
+];
+
+const fn words(at: usize, count: usize) -> Range<usize> {
+    at..at + 4 * count
+}
 
 /// Specializes `ptx`: it has the round's kernels for `shape`, and no others.
 pub(crate) fn specialised(ptx: &Module, shape: &Shape) -> String {
@@ -66,14 +81,13 @@ fn constant(line: &str, common: &Common) -> Option<String> {
     }
     let start: usize = offset.parse().ok()?;
     let start = start.checked_sub(COMMON_OFFSET)?;
-    // The shape, and all fields after it, which follow from it.
+    // The shape, and all fields after it, most of which follow from it.
     let constants = offset_of!(Common, shape)..size_of::<Common>();
     if !constants.contains(&start) || start + bytes > constants.end {
         return None;
     }
-    // Plans of one shape may align rows differently.
-    let alignment = offset_of!(Common, row) + DispatchRow::ALIGNMENT_OFFSET;
-    if start < alignment + 4 && alignment < start + bytes {
+    let overlaps = |of: &Range<usize>| start < of.end && of.start < start + bytes;
+    if VARIABLES.iter().any(overlaps) {
         return None;
     }
     let value = &bytemuck::bytes_of(common)[start..start + bytes];

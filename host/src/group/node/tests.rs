@@ -63,6 +63,7 @@ fn round(rank: &mut Communicator) -> Result<(), Error> {
         input_scale: None,
         tokens_on_device: None,
         x_scales: None,
+        kept_ids: None,
     };
     let (rows, sums) = (
         DispatchBuffers::new(&device, &plan)?,
