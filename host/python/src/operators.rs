@@ -22,22 +22,27 @@ type Answers<'py> = (
 
 #[pymethods]
 impl Communicator {
-    /// Enqueues a dispatch, or without `outputs` its first half. `outputs` has a tensor for each layout of
-    /// `Plan._output_layout`, in order, or the outputs at `places`; scales belong to FP8 rows. Returns
-    /// whether the stream is being captured.
-    #[pyo3(signature = (reader, inputs, outputs, places=None, /))]
+    /// Enqueues a dispatch, or its first half. `outputs` has a tensor for each layout of
+    /// `Plan._output_layout`, in order, or the outputs at `places`, of which a first half takes the kept ids
+    /// alone; scales belong to FP8 rows. Returns whether the stream is being captured.
+    #[pyo3(signature = (reader, inputs, outputs, places, is_half, /))]
     fn _dispatch_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
         inputs: Inputs<'_>,
-        outputs: Option<Vec<Bound<'_, PyAny>>>,
+        outputs: Vec<Bound<'_, PyAny>>,
         places: Option<&Places>,
+        is_half: bool,
     ) -> PyResult<bool> {
-        let input = self.sent(reader, &inputs)?;
-        let output = outputs
-            .map(|given| self.output_in(reader, places, &given))
-            .transpose()?;
+        let mut input = self.sent(reader, &inputs)?;
+        if let Some(places) = places {
+            input.kept_ids = self.kept_in(reader, places, &outputs)?;
+        }
+        let output = match is_half {
+            true => None,
+            false => Some(self.output_in(reader, places, &outputs)?),
+        };
         let stream = reader.stream(py, self.ordinal)?;
         self.call(py, |communicator| match &output {
             Some(output) => communicator.dispatch(stream, &input, output),
@@ -48,7 +53,7 @@ impl Communicator {
     }
 
     /// Enqueues the second half of a dispatch. `outputs` and `places` as in `_dispatch_tensors`.
-    #[pyo3(signature = (reader, outputs, places=None, /))]
+    #[pyo3(signature = (reader, outputs, places, /))]
     fn _dispatch_wait_tensors(
         &self,
         py: Python<'_>,

@@ -1,30 +1,107 @@
-//! Outputs of dispatches in tensors, which have several of them, or dimensions that callers see.
+//! Outputs of dispatches in tensors, of which callers see some, and one has all others.
 
-use ferry::{DataType, DispatchOutput, DispatchTensors};
+use ferry::{Capacity, DataType, DispatchOutput, DispatchTensors, Tensor};
 use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
 use crate::errors;
 use crate::outputs::placed;
+use crate::plan::Plan;
 use crate::reader::{Given, Reader};
 
-/// Number of a tensor, offset in bytes, data type and shape of an output.
-type Place = (usize, u64, DataType, Vec<usize>);
+/// Name of the ids that a dispatch keeps, which are no output.
+const KEPT_IDS: &str = "kept_ids";
 
-/// Places of a dispatch's outputs in a list of tensors: for each of `Plan._output_layout`, in order, the
-/// tensor's index, an offset in bytes, a data type and a shape.
+/// Number of a tensor, offset in bytes, data type and shape of an output.
+#[derive(Clone)]
+struct Place {
+    tensor: usize,
+    offset: u64,
+    data_type: DataType,
+    shape: Vec<usize>,
+}
+
+/// Places of a dispatch's outputs in a list of tensors.
 #[pyclass(frozen, module = "ferry_ep._ferry")]
-pub(crate) struct Places(Vec<Place>);
+pub(crate) struct Places {
+    /// One for each output of the plan, in order, if it has a place.
+    outputs: Vec<Option<Place>>,
+    kept_ids: Option<Place>,
+    /// Words of 8 bytes of the last tensor.
+    #[pyo3(get)]
+    words: u64,
+}
 
 #[pymethods]
 impl Places {
+    /// Places in tensors of which each of the first has an output of `seen`, and the last those of
+    /// `packed`, one behind the other, in words of int64. `kept_ids` among these are `topk_ids` as the
+    /// dispatch of `tokens` tokens keeps them. `is_wide`: whether ids of the outputs are i64.
     #[new]
-    fn new(places: Vec<(usize, u64, String, Vec<usize>)>) -> PyResult<Self> {
-        let places = places.into_iter();
-        let places = places.map(|(tensor, offset, data_type, shape)| {
-            Ok((tensor, offset, crate::tensor::data_type(&data_type)?, shape))
-        });
-        Ok(Self(places.collect::<PyResult<_>>()?))
+    #[pyo3(signature = (plan, seen, packed, rows, tokens, is_wide, /))]
+    fn new(
+        plan: &Plan,
+        seen: Vec<String>,
+        packed: Vec<String>,
+        rows: usize,
+        tokens: usize,
+        is_wide: bool,
+    ) -> PyResult<Self> {
+        let checked = &plan.plan;
+        let capacity = Capacity {
+            rows,
+            wide_ids: is_wide,
+            ..Capacity::max(checked)
+        };
+        let layouts = checked.output_layout(capacity).map_err(errors::from)?;
+        let find = |name: &str| layouts.iter().find(|of| of.name == name);
+        let kept_ids = [tokens, checked.config().top_k];
+        let mut words = 0_u64;
+        let mut named = Vec::new();
+        for (tensor, name) in seen.iter().enumerate() {
+            let of = find(name).ok_or_else(|| misplaced(name))?;
+            named.push((name.as_str(), Place::of(tensor, 0, of.data_type, &of.dims)));
+        }
+        for name in &packed {
+            let (data_type, dims, align) = match find(name) {
+                Some(of) => (of.data_type, &of.dims[..], of.align),
+                None if name == KEPT_IDS => (DataType::I32, &kept_ids[..], 4),
+                None => return Err(misplaced(name)),
+            };
+            let place = Place::of(seen.len(), words.next_multiple_of(align), data_type, dims);
+            words = place.offset + place.bytes();
+            named.push((name.as_str(), place));
+        }
+        let place = |name: &str| named.iter().find(|(of, _)| *of == name);
+        let place = |name: &str| place(name).map(|(_, place)| place.clone());
+        Ok(Self {
+            outputs: layouts.iter().map(|of| place(of.name)).collect(),
+            kept_ids: place(KEPT_IDS),
+            words: words.div_ceil(8),
+        })
+    }
+
+    /// Offset of the ids that a dispatch keeps in the last tensor, in int32; 0 if it keeps none.
+    #[getter]
+    fn kept_ids(&self) -> u64 {
+        self.kept_ids.as_ref().map_or(0, |place| place.offset / 4)
+    }
+}
+
+impl Place {
+    fn of(tensor: usize, offset: u64, data_type: DataType, shape: &[usize]) -> Self {
+        let shape = shape.to_vec();
+        Self {
+            tensor,
+            offset,
+            data_type,
+            shape,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let elements: u64 = self.shape.iter().map(|&size| size as u64).product();
+        elements * u64::from(self.data_type.bits()) / 8
     }
 }
 
@@ -41,6 +118,19 @@ impl Communicator {
             None => self.each(reader, tensors)?,
         };
         placed(&self.plan.get().plan, &given)
+    }
+
+    /// Memory in these tensors for the ids that a dispatch keeps.
+    pub(crate) fn kept_in(
+        &self,
+        reader: &Reader,
+        places: &Places,
+        tensors: &[Bound<'_, PyAny>],
+    ) -> PyResult<Option<Tensor<2>>> {
+        let place = places.kept_ids.as_ref();
+        place
+            .map(|place| self.part(reader, KEPT_IDS, place, tensors)?.of())
+            .transpose()
     }
 
     /// Each output in a tensor.
@@ -68,14 +158,26 @@ impl Communicator {
         places: &Places,
         tensors: &[Bound<'_, PyAny>],
     ) -> PyResult<DispatchTensors<Given>> {
-        let mut places = places.0.iter();
+        let mut places = places.outputs.iter();
         self.outputs.try_map(|(name, _)| {
-            let (index, offset, data_type, shape) = places.next().ok_or_else(|| misplaced(name))?;
-            let tensor = tensors.get(*index).ok_or_else(|| misplaced(name))?;
-            let whole = reader.read((name, *data_type), tensor, self.ordinal)?;
-            let part = whole.part((name, *data_type), *offset, shape);
-            part.ok_or_else(|| misplaced(name))
+            let place = places.next().and_then(Option::as_ref);
+            self.part(reader, name, place.ok_or_else(|| misplaced(name))?, tensors)
         })
+    }
+
+    /// The part of a tensor at a place.
+    fn part(
+        &self,
+        reader: &Reader,
+        name: &'static str,
+        place: &Place,
+        tensors: &[Bound<'_, PyAny>],
+    ) -> PyResult<Given> {
+        let argument = (name, place.data_type);
+        let tensor = tensors.get(place.tensor).ok_or_else(|| misplaced(name))?;
+        let whole = reader.read(argument, tensor, self.ordinal)?;
+        let part = whole.part(argument, place.offset, &place.shape);
+        part.ok_or_else(|| misplaced(name))
     }
 }
 

@@ -118,7 +118,7 @@ impl Reader {
         values: &Bound<'py, PyTuple>,
         records: bool,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let mut words = Vec::with_capacity(10 * values.len());
+        let mut words = Vec::with_capacity(8 * values.len());
         for value in values.iter_borrowed() {
             if value.is_none() {
                 words.push(u64::MAX);
@@ -130,20 +130,21 @@ impl Reader {
             let Some(sizes) = Sizes::of(&read) else {
                 return Ok(None);
             };
-            let (device, data_type) = (
-                [read.device_type as u64, read.device as u64],
-                [read.code.into(), read.bits.into(), read.lanes.into()],
-            );
-            // First the number of dimensions, so that no two lists have the same words.
-            words.push(sizes.rank as u64);
-            words.extend(device.into_iter().chain(data_type));
+            // The number of dimensions, too, so that no two lists have the same words.
+            let kind = [
+                read.device_type.to_ne_bytes(),
+                read.device.to_ne_bytes(),
+                [read.code, read.bits, sizes.rank as u8, 0],
+                u32::from(read.lanes).to_ne_bytes(),
+            ];
+            words.extend(bytemuck::cast::<_, [u64; 2]>(kind));
             let sizes = sizes.dims[..sizes.rank]
                 .iter()
                 .chain(&sizes.strides[..sizes.rank]);
             words.extend(sizes.map(|&size| size as u64));
         }
-        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
-        Ok(Some(PyBytes::new(values.py(), &bytes)))
+        let bytes = bytemuck::cast_slice(&words);
+        Ok(Some(PyBytes::new(values.py(), bytes)))
     }
 }
 

@@ -12,7 +12,7 @@ pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
 from deep_ep_blocks import ENCODINGS, back, check_rows, send, sums  # noqa: E402
 from deep_ep_rig import Tokens, check_received, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import low_latency  # noqa: E402
+from ferry_ep.deep_ep import low_latency, rounds  # noqa: E402
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
@@ -21,14 +21,18 @@ def test_a_dispatch_without_memory_for_its_rows_can_be_made_again(world, monkeyp
     of = world(2)
     tokens = Tokens(90, of, [5, 3])
     monkeypatch.setenv("FERRY_DEEP_EP_STRICT", str(int(is_strict)))
-    allocate, is_short = ferry.Communicator.outputs, [False, False]
+    is_short = [False, False]
 
-    def outputs(self, like, capacity, **options):
-        if capacity and is_short[self.rank]:
-            raise MemoryError("no memory is left")
-        return allocate(self, like, capacity, **options)
+    def short_of(allocate):
+        def outputs(self, like, rows, *others, **options):
+            if rows and is_short[self.rank]:
+                raise MemoryError("no memory is left")
+            return allocate(self, like, rows, *others, **options)
 
-    monkeypatch.setattr(ferry.Communicator, "outputs", outputs)
+        return outputs
+
+    for owner, name in ((ferry.Communicator, "outputs"), (rounds.Round, "_outputs")):
+        monkeypatch.setattr(owner, name, short_of(getattr(owner, name)))
 
     def run(rank):
         buffer = of.buffer(rank)

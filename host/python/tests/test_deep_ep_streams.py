@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import ferry_ep as ferry
 import pytest
@@ -190,12 +191,12 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
     for is_async, made_on, wanted in ((False, "caller", []), (True, "caller", ["ids is used on buffer"])):
         with cuda.streams.ordered(OnDevice.device, None, is_async, False) as ordered:
             cuda.log.clear()
-            ordered.keeps(hash(made_on), ids, None)
+            ordered.keeps(SimpleNamespace(made_on=hash(made_on), tensors=(ids,)))
             assert cuda.log == wanted
     cuda()
     with cuda.streams.ordered(OnDevice.device, None, False, False) as ordered:
         cuda.log.clear()
-        ordered.keeps(hash("buffer"), ids, None)
+        ordered.keeps(SimpleNamespace(made_on=hash("buffer"), tensors=(ids,)))
         assert cuda.log == ["ids is used on caller"]
 
 

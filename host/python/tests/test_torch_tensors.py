@@ -19,7 +19,7 @@ def test_objects_that_only_say_that_they_are_tensors_are_refused(bench):
 
     native = bench(2).ranks[0]._native
     with pytest.raises(ferry.TensorError, match="tensor x: wanted a tensor of bf16, given Claims"):
-        native._dispatch_tensors(reader, (Claims(), Claims(), None, None), [])
+        native._dispatch_tensors(reader, (Claims(), Claims(), None, None), [], None, False)
 
 
 def odd_tensors(device):

@@ -32,7 +32,7 @@ def dispatch(
     tensors = _tensors(rank, out)
     if tensors is None:
         return None
-    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors)
+    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors, None, False)
     return out
 
 
@@ -42,7 +42,8 @@ def dispatch_async(rank: Rank, x: Any, topk_ids: Any, topk_weights: Any) -> bool
     reader = _sending(rank, tokens, scales, topk_ids, topk_weights)
     if reader is None:
         return None
-    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), None)
+    inputs = (tokens, topk_ids, topk_weights, scales)
+    rank._native._dispatch_tensors(reader, inputs, [], None, True)
     return True
 
 
@@ -52,7 +53,7 @@ def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
     reader = None if tensors is None else reader_of_torch()
     if tensors is None or reader is None:
         return None
-    rank._native._dispatch_wait_tensors(reader, tensors)
+    rank._native._dispatch_wait_tensors(reader, tensors, None)
     return out
 
 

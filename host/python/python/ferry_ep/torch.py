@@ -71,7 +71,9 @@ def _dispatch(
     communicator = _communicator(handle)
     if _reader is not None and not communicator._copies:
         native = communicator._native
-        is_captured = native._dispatch_tensors(_reader, (x, topk_ids, topk_weights, None), outputs)
+        is_captured = native._dispatch_tensors(
+            _reader, (x, topk_ids, topk_weights, None), outputs, None, False
+        )
     else:
         named = dict(zip(communicator._output_names(), outputs, strict=True))
         blocks = named["scales"].shape[0] if "scale_offsets" in named else 0

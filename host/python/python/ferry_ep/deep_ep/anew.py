@@ -1,91 +1,91 @@
-"""Calls on a GPU whose outputs are torch's tensors as callers see them, each made anew."""
+"""Calls on a GPU whose outputs are torch's tensors as callers see them, each made anew. In a list of them the
+last has all outputs that callers do not see.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .._ferry import Places
-from ..outputs import TensorLayout
 from ..tensors import reader_of_torch
 
 if TYPE_CHECKING:
     from ..rank import Rank
 
-__all__ = ["Anew", "Model", "combine", "dispatch", "dispatch_wait", "is_direct"]
+__all__ = ["Allocate", "CombineInputs", "DispatchInputs", "Memory"]
+__all__ += ["combine", "dispatch", "dispatch_wait", "is_direct"]
 
-
+#: Inputs of a dispatch: ``x``, ``topk_ids``, ``topk_weights``, and the scales of ``x``.
+DispatchInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 #: Inputs of a combine.
 CombineInputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+#: Allocates a tensor, not cleared, of these sizes, strides and type.
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 #: Reads tensors natively.
 _reader = reader_of_torch()
 
 
-class Model(NamedTuple):
-    """A tensor that each dispatch makes, and the outputs in it, one behind the other."""
-
-    tensor: Tensor | None
-    """One of its type, shape and strides, which loses its memory; ``None`` for int64 of one dimension."""
-    names: tuple[str, ...]
-    """Fields of :class:`ferry_ep.DispatchOutput`."""
-    is_kept: bool = False
-    """Whether all dispatches share it; those come last."""
-
-
-class Anew:
-    """Tensors of dispatches on a GPU, and where the outputs are in them."""
-
-    def __init__(self, layouts: list[TensorLayout], models: list[Model], device: torch.device) -> None:
-        """Takes the outputs, ``layouts``, and tensors that have all of them."""
-        named = {of.name: of for of in layouts}
-        places: dict[str, tuple[int, int, str, list[int]]] = {}
-        #: Tensors without memory: ``torch.empty_like`` of them takes half the time of ``torch.empty``.
-        self.models: list[Tensor] = []
-        #: Tensors of all dispatches, behind those.
-        self.kept: list[Tensor] = []
-        for number, (tensor, names, is_kept) in enumerate(models):
-            end = 0
-            for name in names:
-                of = named[name]
-                begin = -(-end // of.align) * of.align
-                places[name] = number, begin, of.data_type, of.shape
-                end = begin + of.nbytes
-            if tensor is None:
-                tensor = torch.empty(-(-end // 8), dtype=torch.int64, device=device)
-            if is_kept:
-                self.kept.append(tensor)
-            else:
-                tensor.untyped_storage().resize_(0)
-                self.models.append(tensor)
-        self.places = Places([places[of.name] for of in layouts])
+def _quick() -> Allocate | None:
+    """Returns the function that code of ``torch.compile`` allocates with, on the current GPU: it takes half
+    of the time of ``torch.empty``. ``None`` in a torch that has another one, or none.
+    """
+    found: Any = torch._C
+    for name in ("_dynamo", "guards", "_empty_strided_cuda"):
+        found = getattr(found, name, None)
+    with suppress(Exception):
+        made = found((2, 3), (3, 1), torch.int64)
+        if made.is_cuda and made.shape == (2, 3) and made.is_contiguous() and made.dtype == torch.int64:
+            allocate: Allocate = found
+            return allocate
+    return None
 
 
-def is_direct(rank: Rank, device: torch.device) -> bool:
+class Memory:
+    """Allocates tensors on a device."""
+
+    def __init__(self, device: str) -> None:
+        """Takes the device of a communicator."""
+        self._device = torch.device(device if device.startswith("cuda:") else "cpu")
+        self._index = self._device.index
+        self._quick = None if self._index is None else _quick()
+
+    def now(self) -> Allocate:
+        """Returns the function that allocates as long as the current GPU is the same."""
+        if self._quick is not None and torch._C._cuda_getDevice() == self._index:
+            return self._quick
+        return self._allocate
+
+    def _allocate(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=self._device)
+
+
+def is_direct(rank: Rank) -> bool:
     """Returns whether these calls can be used: on a GPU, in a torch with DLPack's exchange API."""
-    return device.type == "cuda" and not rank._copies and _reader is not None
+    return rank.device.startswith("cuda:") and not rank._copies and _reader is not None
 
 
 def dispatch(
-    rank: Rank, x: Any, topk_ids: Tensor, topk_weights: Tensor | None, anew: Anew, *, is_half: bool = False
-) -> list[Tensor]:
-    """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream, and returns
-    its tensors. Inputs need no description (:func:`.checks.signature`).
+    rank: Rank, inputs: DispatchInputs, made: list[Tensor], places: Places, *, is_half: bool = False
+) -> None:
+    """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream. Inputs need
+    no description (:func:`.checks.signature`). ``made``: the outputs at ``places``, of which a first half
+    takes the kept ids alone.
     """
     assert _reader is not None
-    tokens, scales = x if isinstance(x, tuple) else (x, None)
-    made = [*map(torch.empty_like, anew.models), *anew.kept]
-    inputs = (tokens, topk_ids, topk_weights, scales)
-    rank._native._dispatch_tensors(_reader, inputs, None if is_half else made, anew.places)
-    return made
+    rank._native._dispatch_tensors(_reader, inputs, made, places, is_half)
 
 
-def dispatch_wait(rank: Rank, anew: Anew, made: list[Tensor]) -> None:
-    """Makes :meth:`ferry_ep.Communicator.dispatch_wait` of a first half that returned ``made``."""
+def dispatch_wait(rank: Rank, made: list[Tensor], places: Places) -> None:
+    """Makes :meth:`ferry_ep.Communicator.dispatch_wait`."""
     assert _reader is not None
-    rank._native._dispatch_wait_tensors(_reader, made, anew.places)
+    rank._native._dispatch_wait_tensors(_reader, made, places)
 
 
 def combine(

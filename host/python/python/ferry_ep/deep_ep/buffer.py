@@ -25,9 +25,8 @@ from .checks import (
     signature,
 )
 from .events import EventHandle, EventOverlap
-from .handle import Handle
+from .handle import Handle, Routing
 from .low_latency import LowLatency
-from .rounds import Answers, Routing
 from .rows import Rows, rows_of
 from .runtime import Checked, Runtime, layout_of
 from .settings import Settings, say_once
@@ -264,7 +263,6 @@ class Buffer(LowLatency):
         and as :meth:`ferry_ep.Communicator.dispatch`.
         """
         runtime = self._live()
-        self._refuse_exact()
         num_sms = Buffer.num_sms if config is None else require_config(config)
         if expert_alignment < 1:
             raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
@@ -274,31 +272,37 @@ class Buffer(LowLatency):
             refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
         order = (previous_event, async_finish, allocate_on_comm_stream)
         # Only rows with scales are two parts: (rows, None) is no rows.
-        parts = x if isinstance(x, tuple) and len(x) == 2 and x[1] is not None else (x, None)
+        is_pair = isinstance(x, tuple) and len(x) == 2 and x[1] is not None
+        rows = Rows(x[0], x[1]) if is_pair else Rows(x, None)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
             routing = _routing(handle)
-            checked = self._check_again(runtime, x, parts, routing)
-            rows, event = runtime.send_again(Rows(*parts), routing, checked, num_sms=num_sms, order=order)
-            return rows, None, None, None, None, event
+            checked = self._check_again(runtime, x, rows, routing)
+            again, event = runtime.send_again(rows, routing, checked, num_sms=num_sms, order=order)
+            return again, None, None, None, None, event
         layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
-            key, worst = signature(*parts, *layout, *topk), num_worst_tokens or None
+            key, worst = signature(*rows, *layout, *topk), num_worst_tokens or None
             found: Checked | None = runtime.checked.get(key)
             if found is None:
                 found = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
             received = runtime.send(
-                Rows(*parts), topk, found, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
+                rows, topk, found, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
         elif num_worst_tokens:
             raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
         else:
+            self._refuse_exact()
             sent = rows_of(x)
             _, *by_rank = require_layout(*layout, sent.tokens.shape[0], self.group_size)
             received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, order=order)
-        return received if expert_alignment == 1 else received.aligned(expert_alignment)
+        if expert_alignment > 1:
+            arrived, local_ids, local_weights, counts, made, event = received
+            counts = [-(-count // expert_alignment) * expert_alignment for count in counts]
+            return arrived, local_ids, local_weights, counts, made, event
+        return received
 
     def _check(
         self,
@@ -308,21 +312,22 @@ class Buffer(LowLatency):
         topk: tuple[Any, Any],
         is_plain: bool,
     ) -> Checked:
-        """Checks the tensors of a dispatch with ids, and returns its number of experts and its lane."""
+        """Checks the tensors of a dispatch with ids, and returns its lane."""
+        self._refuse_exact()
         sent = rows_of(x)
         experts, *_ = require_layout(*layout, sent.tokens.shape[0], self.group_size)
         ids, _ = require_topk(*topk, sent.tokens.shape[0])
-        return Checked(experts, runtime.lane_for(sent, experts, ids.shape[1]), is_plain)
+        return Checked(runtime.lane_for(sent, experts, ids.shape[1]), is_plain)
 
-    def _check_again(self, runtime: Runtime, x: Any, parts: tuple[Any, Any], routing: Routing) -> Checked:
+    def _check_again(self, runtime: Runtime, x: Any, rows: Rows, routing: Routing) -> Checked:
         """Checks the rows of a dispatch with a handle of ``routing``, and returns its lane."""
         experts, (tokens, top_k) = routing.experts, routing.topk
-        rows = signature(*parts)
-        key = None if rows is None else (rows, experts, tokens, top_k, routing.is_plain)
+        tensors = signature(*rows)
+        key = None if tensors is None else (tensors, experts, tokens, top_k, routing.is_plain)
         checked: Checked | None = runtime.checked.get(key)
         if checked is None:
             lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
-            checked = runtime.keep(key, Checked(experts, lane, rows is not None and routing.is_plain))
+            checked = runtime.keep(key, Checked(lane, tensors is not None and routing.is_plain))
         return checked
 
     def combine(
@@ -359,9 +364,9 @@ class Buffer(LowLatency):
         hidden = runtime.checked.get(key)
         if hidden is None:
             hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
-        answers = Answers(x, topk_weights, initial, tensors is not None)
-        order = (previous_event, async_finish, allocate_on_comm_stream)
-        return runtime.combine(answers, routing, hidden=hidden, num_sms=num_sms, order=order)
+        order, is_plain = (previous_event, async_finish, allocate_on_comm_stream), tensors is not None
+        options: dict[str, Any] = {"hidden": hidden, "is_plain": is_plain, "num_sms": num_sms}
+        return runtime.combine(x, topk_weights, initial, routing, order=order, **options)
 
 
 def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,20 @@ __all__ = [
     "Streams",
     "current_handle",
 ]
+
+
+class HasTensors(Protocol):
+    """What is kept of an earlier call."""
+
+    @property
+    def made_on(self) -> int:
+        """Handle of the stream on which the tensors were made."""
+        ...
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that later calls read."""
+        ...
 
 
 class EventHandle:
@@ -127,14 +141,18 @@ class Streams:
         allocate_on_comm_stream: bool,
     ) -> InPlace | Ordered:
         """Returns the block of a call's work, which begins now. Errors are those of :class:`Ordered`."""
-        given = getattr(previous_event, "event", None)
+        given = None if previous_event is None else getattr(previous_event, "event", None)
         event = None if given is None else given._event
         if event is None and not async_finish and not allocate_on_comm_stream:
-            if device.type != "cuda":
-                return _ON_CPU
             found = self._in_place
             # Each call comes here, and steps in Python add up: so this one is taken first.
-            if found is None or found.handle != torch._C._cuda_getCurrentRawStream(device.index):
+            if (
+                found is None
+                or found.device != device
+                or found.handle != torch._C._cuda_getCurrentRawStream(found.index)
+            ):
+                if device.type != "cuda":
+                    return _ON_CPU
                 found = self._take_current(device)
             if found is not None and not torch.cuda.is_current_stream_capturing():
                 self._in_place, self._behind, self._holds_call = found, found.stream, True
@@ -225,9 +243,13 @@ class InPlace:
     Serves any number of calls.
     """
 
+    is_apart = False
+    """Whether it needs to know of the tensors that it reads and returns."""
+
     def __init__(self, stream: Any, device: torch.device | None, handle: int) -> None:
         self.stream, self.handle = stream, handle
-        self._device, self._halves = device, Halves(device, handle, False)
+        self.device, self._halves = device, Halves(device, handle, False)
+        self.index = None if device is None else device.index
 
     @property
     def event(self) -> EventOverlap:
@@ -250,10 +272,10 @@ class InPlace:
     def returns(self, *tensors: Tensor | None) -> None:
         """Does nothing, as the tensors are made on the caller's stream."""
 
-    def keeps(self, made_on: int, *tensors: Tensor | None) -> None:
+    def keeps(self, made: HasTensors) -> None:
         """As :meth:`Ordered.keeps`."""
-        if made_on != self.handle and self._device is not None:
-            _record(torch.cuda.current_stream(self._device), tensors)
+        if made.made_on != self.handle and self.device is not None:
+            _record(torch.cuda.current_stream(self.device), made.tensors)
 
 
 #: On the CPU all work is in order.
@@ -277,6 +299,9 @@ class Ordered:
 
     Tensors made in the block belong to the stream of the work, and are safe on both.
     """
+
+    is_apart = True
+    """As of :class:`InPlace`."""
 
     def __init__(
         self,
@@ -353,12 +378,10 @@ class Ordered:
         """Returns the stream of the call's last half."""
         return Halves.of(like)
 
-    def keeps(self, made_on: int, *tensors: Tensor | None) -> None:
-        """Notes tensors of an earlier call that the work reads, made where the current stream had the handle
-        ``made_on``.
-        """
-        if self._device.type == "cuda" and made_on != current_handle(self._device):
-            self._record(torch.cuda.current_stream(self._device), tensors)
+    def keeps(self, made: HasTensors) -> None:
+        """Notes tensors of an earlier call that the work reads."""
+        if self._device.type == "cuda" and made.made_on != current_handle(self._device):
+            self._record(torch.cuda.current_stream(self._device), made.tensors)
 
     def _record(self, stream: Any, tensors: tuple[Tensor | None, ...]) -> None:
         if stream is None:

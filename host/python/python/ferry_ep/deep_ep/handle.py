@@ -3,18 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .rounds import Routing
 from .sources import Sources
 
-__all__ = ["Handle"]
+__all__ = ["Handle", "LaneKey", "Routing"]
+
+#: Experts, top-k slots, hidden size, format and most tokens of a rank of a lane's plan.
+LaneKey = tuple[int, int, int, str, int]
 
 #: Places in a handle, as in DeepEP's.
-_PREFIX, _SOURCE_TOKENS, _IS_IN_RANK, _LENGTH = 0, 3, 4, 6
+_PREFIX, _SOURCE_TOKENS, _IS_IN_RANK, _ROUTING, _LENGTH = 0, 3, 4, 5, 6
+
+
+@dataclass(eq=False, slots=True)
+class Routing:
+    """What a handle keeps of its dispatch: enough to make the round once more."""
+
+    key: LaneKey
+    """Key of the lane of the dispatch."""
+    memory: tuple[Tensor, ...]
+    """Where the rows came from, as in :class:`.sources.Sources`, and the ids ``[tokens, top_k]``; on a GPU
+    they may be int32 in the last tensor, int64 of one dimension.
+    """
+    kept_at: int
+    """Place of the first id there."""
+    rows: int
+    """Rows of the outputs."""
+    topk: tuple[int, int]
+    """Tokens and top-k slots."""
+    has_topk: bool
+    """Whether the caller gave ids."""
+    is_plain: bool
+    """Whether native code can read the tensors on a GPU."""
+    made_on: int
+    """Handle of the stream of the dispatch, on which its tensors were made; 0 on the CPU."""
+    rank: int
+    """Rank that made it."""
+    weights: Tensor
+    """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
+    _ids: Tensor | None = None
+    """The ids, once they were asked for."""
+
+    @property
+    def experts(self) -> int:
+        """Experts of the plan: of all ranks, or one for each rank if the caller gave no ids."""
+        return self.key[0]
+
+    @property
+    def format(self) -> str:
+        """Format of the dispatch's rows."""
+        return self.key[3]
+
+    @property
+    def ids(self) -> Tensor:
+        """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
+        if self._ids is None:
+            ids, (tokens, top_k) = self.memory[-1], self.topk
+            if ids.dim() == 1:
+                ids = ids.view(torch.int32).as_strided((tokens, top_k), (top_k, 1), self.kept_at)
+            self._ids = ids
+        return self._ids
+
+    @property
+    def sources(self) -> Sources:
+        """Where the rows came from."""
+        first, *others = self.memory
+        return Sources(first, others[0] if len(others) == 2 else None)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that later calls read."""
+        return self.weights, *self.memory
 
 
 class Handle(tuple[Any, ...]):
@@ -27,16 +91,16 @@ class Handle(tuple[Any, ...]):
     current stream, as engines read neither.
     """
 
-    routing: Routing
-    """What the buffer keeps of the dispatch."""
-    _rank: int
-    _sources: Sources
-
-    def __new__(cls, rank: int, sources: Sources, is_token_in_rank: Tensor, routing: Routing) -> Handle:
+    @classmethod
+    def of(cls, is_token_in_rank: Tensor, routing: Routing) -> Handle:
         """Made by a dispatch alone."""
-        made = super().__new__(cls, (None, None, None, None, is_token_in_rank, routing))
-        made.routing, made._rank, made._sources = routing, rank, sources
-        return made
+        return tuple.__new__(cls, (None, None, None, None, is_token_in_rank, routing))
+
+    @property
+    def routing(self) -> Routing:
+        """What the buffer keeps of the dispatch."""
+        found: Routing = tuple.__getitem__(self, _ROUTING)
+        return found
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, int):
@@ -45,7 +109,7 @@ class Handle(tuple[Any, ...]):
         if at == _PREFIX:
             return self._prefix()
         if at == _SOURCE_TOKENS:
-            return self._sources.src_info(self.routing.rows)[:, 1]
+            return self.routing.sources.src_info(self.routing.rows)[:, 1]
         return tuple.__getitem__(self, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,11 +117,11 @@ class Handle(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         routing = self.routing
-        return f"<ferry_ep.deep_ep handle of {len(routing.ids)} tokens, {routing.rows} rows>"
+        return f"<ferry_ep.deep_ep handle of {routing.topk[0]} tokens, {routing.rows} rows>"
 
     def _prefix(self) -> Tensor:
-        ranks = self[_IS_IN_RANK].shape[1]
-        counts = self._sources.rest(self.routing.rows).view(torch.int32)[:ranks]
+        routing, ranks = self.routing, self[_IS_IN_RANK].shape[1]
+        counts = routing.sources.numbers(routing.rows, -(-ranks // 2)).view(torch.int32)[:ranks]
         ends = torch.full((ranks, ranks), -1, dtype=torch.int32, device=counts.device)
-        ends[:, self._rank] = torch.cumsum(counts, 0)
+        ends[:, routing.rank] = torch.cumsum(counts, 0)
         return ends

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._ferry import Plan
+from .._ferry import Places, Plan
 from ..communicator import Communicator
 from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import TENSORS, DispatchOutput
 from ..torch import _retain
 from . import anew
-from .anew import Anew, Model
+from .anew import Memory
 from .checks import signature
 from .events import Halves, InPlace, Ordered
-from .rounds import MOST_OPEN, Rounds, Sums
+from .rounds import MOST_OPEN, Rounds
 from .rows import GROUP
 from .sources import Sources
 
@@ -72,7 +72,8 @@ class LatencyHandle(tuple[Any, ...]):
         if at == 0:
             return self.sources.src_info(experts * rows)[:, 0].view(experts, rows)
         if at == 1:
-            return self.sources.rest(experts * rows).view(experts, -1)
+            ranks = rows // self[2]
+            return self.sources.numbers(experts * rows, experts * ranks).view(experts, ranks)
         return tuple.__getitem__(self, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,22 +112,32 @@ class _Half(NamedTuple):
     written: list[Tensor]
 
 
-def _models(plan: Plan, shape: tuple[int, int, int], device: torch.device) -> list[Model]:
-    """Returns the tensors of a dispatch on a GPU: those of :class:`Blocks`, then one that no caller sees."""
-    experts, rows, hidden = shape
-    has_scales = plan.config.format == "fp8"
-    data_type = torch.float8_e4m3fn if has_scales else torch.bfloat16
-    models = [Model(torch.empty(shape, dtype=data_type, device=device), ("tokens",))]
-    if has_scales:
-        scales = torch.empty(experts, hidden // GROUP, rows, dtype=torch.float32, device=device)
-        models.append(Model(scales.transpose(1, 2), ("scales",)))
-    counts = torch.empty(experts, dtype=torch.int32, device=device)
-    return [
-        *models,
-        Model(counts, ("expert_counts",)),
-        Model(None, ("src_info", "source_ranges")),
-        Model(None, _UNSEEN, is_kept=True),
-    ]
+class _Outputs:
+    """Tensors that dispatches on a GPU return, those of :class:`Blocks`, and one that has all else."""
+
+    def __init__(self, plan: Plan, shape: tuple[int, int, int], memory: Memory) -> None:
+        """Takes the shape of the rows."""
+        experts, rows, hidden = shape
+        visible = ["tokens", "expert_counts"]
+        self.has_scales = plan.config.format == "fp8"
+        row = torch.float8_e4m3fn if self.has_scales else torch.bfloat16
+        #: Sizes, strides and type of each.
+        self._kinds: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = [
+            (shape, (rows * hidden, hidden, 1), row)
+        ]
+        if self.has_scales:
+            groups = hidden // GROUP
+            self._kinds.append(((experts, rows, groups), (rows * groups, 1, rows), torch.float32))
+            visible.insert(1, "scales")
+        packed = ("src_info", "source_ranges", *_UNSEEN)
+        self.places = Places(plan, visible, packed, experts * rows, 0, True)
+        self._kinds += [((experts,), (1,), torch.int32), ((self.places.words,), (1,), torch.int64)]
+        self._memory = memory
+
+    def allocate(self) -> list[Tensor]:
+        """Allocates those of a dispatch."""
+        new = self._memory.now()
+        return [new(*kind) for kind in self._kinds]
 
 
 class _Round:
@@ -139,27 +150,16 @@ class _Round:
         self.hook: Callable[[], None] | None = None
         #: Stream of the last call.
         self.halves = Halves(None, 0, False)
-        #: Tensors of the next dispatches, and handle of the stream that was current when they were made.
-        self._anew: Anew | None = None
-        self._made_on = -1
-        self.sums = Sums(communicator.plan.config.hidden, torch.bfloat16)
+        #: Whether calls with plain tensors need no description.
+        self.is_direct = anew.is_direct(communicator)
+        self.memory = Memory(communicator.device)
+        self._outputs: _Outputs | None = None
 
-    def anew(self, like: Tensor, shape: tuple[int, int, int]) -> Anew | None:
-        """Returns the tensors of a dispatch on the device of ``like``, rows of ``shape``; ``None`` on the
-        CPU, and if they belong to a graph.
-        """
-        halves, device = self.halves, like.device
-        if halves.is_captured:
-            return None
-        if self._made_on != halves.handle:
-            # Those on another stream are freed by its order.
-            self._anew = None
-            if anew.is_direct(self.communicator, device):
-                plan = self.communicator.plan
-                layouts = plan.output_layout(id_type="i64")
-                self._anew = Anew(layouts, _models(plan, shape, device), device)
-            self._made_on = halves.handle
-        return self._anew
+    def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
+        """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
+        if self._outputs is None and self.is_direct:
+            self._outputs = _Outputs(self.communicator.plan, shape, self.memory)
+        return self._outputs
 
     def hook_of(
         self,
@@ -225,8 +225,8 @@ class LatencyLane(Rounds[_Round]):
         opened.halves = ordered.halves(ids)
         hook = None
         try:
-            tensors = opened.anew(ids, self.block_shape) if is_plain else None
-            blocks, half = self._send(opened, x, ids, is_split, tensors)
+            outputs = opened.outputs(self.block_shape) if is_plain else None
+            blocks, half = self._send(opened, x, ids, is_split, outputs)
             if handle is None:
                 handle = LatencyHandle(self, (ids.shape[0], ids.shape[1]), blocks.sources)
             if half is not None:
@@ -247,19 +247,21 @@ class LatencyLane(Rounds[_Round]):
         return blocks, handle, hook
 
     def _send(
-        self, opened: _Round, x: Any, ids: Tensor, is_half: bool, tensors: Anew | None
+        self, opened: _Round, x: Any, ids: Tensor, is_half: bool, outputs: _Outputs | None
     ) -> tuple[Blocks, _Half | None]:
-        """Makes a dispatch, or its first half, with ``tensors`` if there are some. Returns its results, and
+        """Makes a dispatch, or its first half, with ``outputs`` if there are some. Returns its results, and
         the second half.
         """
         communicator = opened.communicator
-        if tensors is not None:
-            made = anew.dispatch(communicator, x, ids, None, tensors, is_half=is_half)
-            scales = made[1] if len(made) == 5 else None
-            blocks = Blocks(made[0], scales, made[-3], Sources(made[-2], None))
+        if outputs is not None:
+            made, places = outputs.allocate(), outputs.places
+            tokens, scales = x if isinstance(x, tuple) else (x, None)
+            anew.dispatch(communicator, (tokens, ids, None, scales), made, places, is_half=is_half)
+            sent = made[1] if outputs.has_scales else None
+            blocks = Blocks(made[0], sent, made[-2], Sources(made[-1], None))
             if not is_half:
                 return blocks, None
-            return blocks, _Half(partial(anew.dispatch_wait, communicator, tensors, made), made)
+            return blocks, _Half(partial(anew.dispatch_wait, communicator, made, places), made)
         out = communicator.outputs(ids, id_type="i64")
         blocks = Blocks.of(out, self.block_shape)
         if not is_half:
@@ -296,15 +298,17 @@ class LatencyLane(Rounds[_Round]):
         opened.halves = ordered.halves(rows)
         self._open.remove(opened)
         try:
-            sums = opened.sums.allocate(rows, handle.topk[0]) if out is None else out
-            if is_plain and anew.is_direct(communicator, rows.device):
+            shape = (handle.topk[0], rows.shape[2])
+            if out is None:
+                out = opened.memory.now()(shape, (shape[1], 1), torch.bfloat16)
+            if is_plain and opened.is_direct:
                 answers = (rows, weights, None, None, None)
-                anew.combine(communicator, answers, (sums, None), is_half=is_split)
+                anew.combine(communicator, answers, (out, None), is_half=is_split)
             else:
                 call = communicator.combine_async if is_split else communicator.combine
-                call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=sums)
+                call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=out)
             if is_split:
-                hook = opened.hook_of(communicator.combine_wait, (sums, rows, weights))
+                hook = opened.hook_of(communicator.combine_wait, (out, rows, weights))
         except BaseException:
             if communicator.round == "dispatched" and opened not in self._open:
                 self._open.append(opened)
@@ -312,7 +316,7 @@ class LatencyLane(Rounds[_Round]):
         opened.handle = None
         if opened.halves.is_captured:
             opened.retain()
-        return sums, hook
+        return out, hook
 
     def end(self) -> None:
         """Calls hooks that were not called, and gives up all open rounds. Collective."""

@@ -4,65 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from .._ferry import Places
 from ..communicator import Communicator
-from ..config import Config
 from ..errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import DispatchOutput, ReceivedCounts
 from . import anew
-from .anew import Anew, Model
-from .events import Halves, InPlace, Ordered
+from .anew import Memory
+from .events import InPlace, Ordered
+from .handle import LaneKey, Routing
 from .rows import GROUP, Rows
 from .settings import say_once
-from .sources import Sources
 
-__all__ = ["Answers", "Arrived", "Lane", "Round", "Routing", "Sums"]
-
-#: Experts, top-k slots, hidden size, format and most tokens of a rank of a lane's plan.
-LaneKey = tuple[int, int, int, str, int]
+__all__ = ["Lane", "Round"]
 
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
-
-
-class Routing(NamedTuple):
-    """What a handle keeps of its dispatch: enough to make the round once more."""
-
-    experts: int
-    """Experts of the plan: of all ranks, or one for each rank if the caller gave no ids."""
-    format: str
-    """Format of the dispatch's rows."""
-    has_topk: bool
-    """Whether the caller gave ids."""
-    ids: Tensor
-    """``[tokens, top_k]``, a copy of the buffer's: the caller may write its own."""
-    is_plain: bool
-    """Whether native code can read ``ids`` on a GPU."""
-    key: LaneKey
-    """Key of the lane of the dispatch."""
-    made_on: int
-    """Handle of the stream of the dispatch, on which ``ids`` and ``weights`` were made; 0 on the CPU."""
-    rows: int
-    """Rows of the outputs."""
-    topk: tuple[int, int]
-    """Tokens and top-k slots."""
-    weights: Tensor
-    """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are of one dispatch."""
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        """Whether they are of two dispatches."""
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class HasCommunicator(Protocol):
@@ -72,98 +33,45 @@ class HasCommunicator(Protocol):
 
 
 Kept = TypeVar("Kept", bound=HasCommunicator)
+Outputs = TypeVar("Outputs")
 
+#: Results of a dispatch: rows ``[rows, hidden]``, their scales, f32 ``[rows, hidden / 128]``, ids and
+#: weights, f32, ``[rows, top_k]``.
+Arrived = tuple[Tensor, Tensor | None, Tensor, Tensor]
 
-class Arrived(NamedTuple):
-    """Results of a dispatch."""
-
-    tokens: Tensor
-    """``[rows, hidden]``."""
-    scales: Tensor | None
-    """f32 ``[rows, hidden / 128]``."""
-    ids: Tensor
-    """``[rows, top_k]``."""
-    weights: Tensor
-    """f32 ``[rows, top_k]``."""
-    sources: Sources
-
-    @classmethod
-    def of(cls, out: DispatchOutput) -> Arrived:
-        """Returns the outputs of a dispatch."""
-        sources = Sources(out.src_info, out.source_counts)
-        return cls(out.tokens, out.scales, out.ids, out.weights, sources)
-
-
-class Answers(NamedTuple):
-    """Arguments of a combine."""
-
-    rows: Tensor
-    """``[rows, hidden]``."""
-    weights: Tensor | None
-    """f32 ``[rows, top_k]``, which return, too."""
-    initial: tuple[Tensor, ...]
-    """``[tokens, hidden]``, with which sums begin."""
-    is_plain: bool
-    """Whether they need no description."""
-
-
-class Sums:
-    """Results of combines, most of which have as many tokens as the last."""
-
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        self._width, self._dtype = width, dtype
-        self._model: Tensor | None = None
-
-    def allocate(self, like: Tensor, tokens: int) -> Tensor:
-        """Allocates one on the device of ``like``, ``[tokens, width]``, not cleared."""
-        model = self._model
-        if model is None or model.shape[0] != tokens or model.device != like.device:
-            model = torch.empty(tokens, self._width, dtype=self._dtype, device=like.device)
-            model.untyped_storage().resize_(0)
-            self._model = model
-        return torch.empty_like(model)
-
-
-def _models(config: Config, ids: Tensor, rows: int, is_again: bool) -> list[Model]:
-    """Returns the tensors of a dispatch on a GPU: those of :class:`Arrived`, then one that no caller sees. Of
-    a dispatch with a handle callers see the rows alone: all else stays allocated for the next one.
-    """
-    device, top_k = ids.device, ids.shape[1]
-    is_fp8 = config.format == "fp8"
-    dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
-    models = [Model(torch.empty(rows, config.hidden, dtype=dtype, device=device), ("tokens",))]
-    if is_fp8:
-        scales = torch.empty(rows, config.hidden // GROUP, dtype=torch.float32, device=device)
-        models.append(Model(scales, ("scales",)))
-    return [
-        *models,
-        Model(torch.empty(rows, top_k, dtype=ids.dtype, device=device), ("ids",), is_again),
-        Model(torch.empty(rows, top_k, dtype=torch.float32, device=device), ("weights",), is_again),
-        Model(None, ("src_info", "source_counts"), is_again),
-        Model(None, ("expert_counts",), is_kept=True),
-    ]
+#: Outputs of dispatches by what callers see: all, nothing but the rows, or nothing, of a first half; and the
+#: others.
+_WHOLE, _AGAIN, _HALF = range(3)
+_PLACES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("tokens", "scales", "ids", "weights"), ("src_info", "source_counts", "expert_counts", "kept_ids")),
+    (("tokens", "scales"), ("ids", "weights", "src_info", "source_counts", "expert_counts")),
+    ((), ("kept_ids",)),
+)
+#: Most places that a round remembers.
+_MOST_PLACES = 1024
 
 
 class Round:
     """A communicator, and the routing of its open round."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
+        self.communicator, self.rank = communicator, communicator.rank
         self.routing: Routing | None = None
+        #: Whether calls with plain tensors need no description.
+        self.is_direct = anew.is_direct(communicator)
         config = communicator.plan.config
-        self._sums = Sums(config.hidden, torch.bfloat16)
-        self._weights = Sums(config.top_k, torch.float32)
-        #: Rows, type and device of ids, and handle of the current stream of the last dispatch, and its
-        #: tensors, by whether it had a handle.
-        self._anew: dict[bool, tuple[Any, Anew | None]] = {}
-        #: Tokens, device, and handle of the current stream of the last combine that returned no weights, and
-        #: the tensor that they went to.
-        self._unwanted: tuple[Any, Tensor] | None = None
+        self._hidden, self._top_k = config.hidden, config.top_k
+        #: Scales of a row, and the type of its elements.
+        self._groups = config.hidden // GROUP if config.format == "fp8" else 0
+        self._dtype = torch.float8_e4m3fn if self._groups else torch.bfloat16
+        #: Places of outputs by which callers see, rows, tokens and type of ids.
+        self._known: dict[tuple[int, int, int, torch.dtype], Places] = {}
         #: Most multiprocessors of a call, and of the last one; ``None`` for all.
         self.most_sms = self._limit = communicator.max_sms
         if communicator.device.startswith("cuda:"):
             properties = torch.cuda.get_device_properties(communicator.device)
             self.most_sms = self.most_sms or properties.multi_processor_count
+        self._memory = Memory(communicator.device)
 
     def limit(self, num_sms: int) -> None:
         """Sets the multiprocessors of the next calls, 0 for all."""
@@ -174,58 +82,132 @@ class Round:
             self.communicator.limit_sms(limit)
             self._limit = limit
 
+    def _outputs(self, of: int, rows: int, tokens: int, ids: Tensor) -> tuple[list[Tensor], Places]:
+        """Allocates the outputs of a dispatch with ids of this type, and returns them and their places."""
+        key = (of, rows, tokens, ids.dtype)
+        places = self._known.get(key)
+        if places is None:
+            places = self._places(key)
+        new, hidden, top_k = self._memory.now(), self._hidden, self._top_k
+        made = []
+        if of != _HALF:
+            made.append(new((rows, hidden), (hidden, 1), self._dtype))
+            if self._groups:
+                made.append(new((rows, self._groups), (self._groups, 1), torch.float32))
+        if of == _WHOLE:
+            made.append(new((rows, top_k), (top_k, 1), ids.dtype))
+            made.append(new((rows, top_k), (top_k, 1), torch.float32))
+        made.append(new((places.words,), (1,), torch.int64))
+        return made, places
+
+    def _places(self, key: tuple[int, int, int, torch.dtype]) -> Places:
+        """Returns places of outputs, and remembers them."""
+        of, rows, tokens, dtype = key
+        visible, packed = _PLACES[of]
+        if not self._groups:
+            visible = tuple(name for name in visible if name != "scales")
+        is_wide = dtype == torch.int64
+        places = Places(self.communicator.plan, visible, packed, rows, tokens, is_wide)
+        if len(self._known) >= _MOST_PLACES:
+            self._known.clear()
+        self._known[key] = places
+        return places
+
+    def _arrived(self, made: list[Tensor]) -> Arrived:
+        """Returns the outputs that callers see."""
+        return made[0], made[1] if self._groups else None, made[-3], made[-2]
+
     def dispatch(
-        self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, tensors: Anew | None
-    ) -> Arrived:
-        """Makes a dispatch with outputs of so many rows, those of ``tensors`` if there are some."""
-        communicator = self.communicator
-        if tensors is not None:
-            made = anew.dispatch(communicator, x.given, ids, weights, tensors)
-            scales = made[1] if len(made) == 6 else None
-            return Arrived(made[0], scales, made[-4], made[-3], Sources(made[-2], None))
-        out = communicator.outputs(x.tokens, rows, id_type=id_type_of(ids))
-        return Arrived.of(communicator.dispatch(x.given, ids, weights, out=out))
-
-    def anew_for(self, ids: Tensor, rows: int, halves: Halves, is_again: bool) -> Anew | None:
-        """Returns the tensors of a dispatch of as many rows as the last one; ``None`` for others, and if its
-        tensors belong to a graph. ``is_again``: whether the dispatch has a handle.
+        self, x: Rows, ids: Tensor, weights: Tensor | None, rows: int, is_direct: bool
+    ) -> tuple[Arrived, tuple[Tensor, ...], int]:
+        """Makes a dispatch with outputs of so many rows. Returns them, and ``memory`` and ``kept_at`` of its
+        routing. ``is_direct``: whether its tensors need no description.
         """
-        if halves.is_captured:
-            return None
-        key, last = (rows, ids.dtype, ids.device, halves.handle), self._anew.get(is_again)
-        if last is None or last[0] != key:
-            # Those on another stream are freed by its order.
-            self._anew[is_again] = key, None
-            return None
-        tensors = last[1]
-        if tensors is None and anew.is_direct(self.communicator, ids.device):
-            plan = self.communicator.plan
-            layouts = plan.output_layout(rows, id_type=id_type_of(ids))
-            tensors = Anew(layouts, _models(plan.config, ids, rows, is_again), ids.device)
-            self._anew[is_again] = key, tensors
-        return tensors
-
-    def _unwanted_weights(self, like: Tensor, tokens: int, halves: Halves) -> Tensor:
-        """Returns memory for the weights of a combine whose caller wants none."""
-        key, last = (tokens, like.device, halves.handle), self._unwanted
-        if halves.is_captured:
-            return self._weights.allocate(like, tokens)
-        if last is None or last[0] != key:
-            # One on another stream is freed by its order.
-            last = self._unwanted = key, self._weights.allocate(like, tokens)
-        return last[1]
-
-    def combine(self, answers: Answers, routing: Routing, halves: Halves) -> tuple[Tensor, Tensor | None]:
-        """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
-        rows, weights, initial, is_plain = answers
-        tokens, is_wanted = routing.topk[0], weights is not None
-        sums = self._sums.allocate(rows, tokens)
-        if weights is None:
-            returned, weights = self._unwanted_weights(rows, tokens, halves), routing.weights
-        else:
-            returned = self._weights.allocate(rows, tokens)
         communicator = self.communicator
-        if is_plain and anew.is_direct(communicator, rows.device):
+        if is_direct:
+            made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
+            anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places)
+            return self._arrived(made), (made[-1],), places.kept_ids
+        # Before anything is sent, as there may be no memory for it.
+        kept = ids.clone()
+        out = self._described(x, ids, rows)
+        communicator.dispatch(x.given, ids, weights, out=out)
+        return _seen(out), (out.src_info, out.source_counts, kept), 0
+
+    def dispatch_again(
+        self, x: Rows, ids: Tensor, rows: int, is_direct: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Makes a dispatch of which callers see the rows and scales alone, and returns these."""
+        communicator = self.communicator
+        if is_direct:
+            made, places = self._outputs(_AGAIN, rows, 0, ids)
+            anew.dispatch(communicator, (x.tokens, ids, None, x.scales), made, places)
+            return made[0], made[1] if self._groups else None
+        out = self._described(x, ids, rows)
+        communicator.dispatch(x.given, ids, None, out=out)
+        return out.tokens, out.scales
+
+    def dispatch_counted(
+        self, x: Rows, ids: Tensor, weights: Tensor | None, is_direct: bool
+    ) -> tuple[Arrived, tuple[Tensor, ...], ReceivedCounts]:
+        """Makes a dispatch whose outputs have as many rows as come. Returns them, ``memory`` of its routing,
+        and the counts. If there is no memory for them, it receives no row: then the round is whole, and a
+        later dispatch can give it up.
+        """
+        communicator = self.communicator
+        if is_direct:
+            (kept,), places = self._outputs(_HALF, 0, ids.shape[0], ids)
+            inputs = (x.tokens, ids, weights, x.scales)
+            anew.dispatch(communicator, inputs, [kept], places, is_half=True)
+            counts, outputs = self._counted(x, ids, lambda rows: self._outputs(_WHOLE, rows, 0, ids))
+            anew.dispatch_wait(communicator, *outputs)
+            made = outputs[0]
+            return self._arrived(made), (made[-1], kept), counts
+        kept = ids.clone()
+        communicator.dispatch_async(x.given, ids, weights)
+        counts, out = self._counted(x, ids, lambda rows: self._described(x, ids, rows))
+        communicator.dispatch_wait(out=out)
+        return _seen(out), (out.src_info, out.source_counts, kept), counts
+
+    def _counted(
+        self, x: Rows, ids: Tensor, allocate: Callable[[int], Outputs]
+    ) -> tuple[ReceivedCounts, Outputs]:
+        """Waits for the counts, and allocates outputs for as many rows."""
+        communicator = self.communicator
+        try:
+            communicator.dispatch_counts()
+            counts = communicator.received(wait=True)
+            assert counts is not None
+            return counts, allocate(counts.rows)
+        except BaseException as error:
+            # On the CPU a receipt waits, which whoever interrupts does not want.
+            if ids.is_cuda or isinstance(error, Exception):
+                # The first error says more than one of these.
+                with suppress(Exception):
+                    communicator.dispatch_wait(out=self._described(x, ids, 0))
+            raise
+
+    def _described(self, x: Rows, ids: Tensor, rows: int) -> DispatchOutput:
+        """Allocates outputs with a description."""
+        id_type = "i64" if ids.dtype == torch.int64 else "i32"
+        return self.communicator.outputs(x.tokens, rows, id_type=id_type)
+
+    def combine(
+        self,
+        rows: Tensor,
+        weights: Tensor | None,
+        initial: tuple[Tensor, ...],
+        routing: Routing,
+        is_plain: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
+        new, tokens, is_wanted = self._memory.now(), routing.topk[0], weights is not None
+        sums = new((tokens, self._hidden), (self._hidden, 1), torch.bfloat16)
+        # The plan's rows bring weights, wanted or not.
+        returned = new((tokens, self._top_k), (self._top_k, 1), torch.float32)
+        weights = routing.weights if weights is None else weights
+        communicator = self.communicator
+        if is_plain and self.is_direct:
             first, second = (*initial, None, None)[:2] if initial else (None, None)
             anew.combine(communicator, (rows, None, weights, first, second), (sums, returned))
         else:
@@ -234,9 +216,9 @@ class Round:
         return sums, returned if is_wanted else None
 
 
-def id_type_of(ids: Tensor) -> str:
-    """Returns the name here of the type of ids."""
-    return "i64" if ids.dtype == torch.int64 else "i32"
+def _seen(out: DispatchOutput) -> Arrived:
+    """Returns the outputs that callers see."""
+    return out.tokens, out.scales, out.ids, out.weights
 
 
 class Rounds(Generic[Kept]):
@@ -293,16 +275,13 @@ class Lane(Rounds[Round]):
         ids: Tensor,
         weights: Tensor | None,
         *,
-        experts: int,
         rows: int | None,
         num_sms: int,
         ordered: InPlace | Ordered,
         is_plain: bool,
-        again: Routing | None = None,
     ) -> tuple[Arrived, ReceivedCounts | None, Routing]:
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
         many as come, and it waits for that number. ``is_plain``: whether inputs need no description.
-        ``again``: the routing of a handle, whose ids these are.
         """
         halves = ordered.halves(ids)
         if rows is None and halves.is_captured:
@@ -310,58 +289,70 @@ class Lane(Rounds[Round]):
                 "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "
                 "or a handle"
             )
-        # Before anything is sent, as there may be no memory for it.
-        kept = ids.clone() if again is None else again.ids
-        opened = self._acquire(again)
-        communicator = opened.communicator
-        counts = None
+        opened = self._acquire(None)
+        is_direct, counts, kept_at = is_plain and opened.is_direct, None, 0
         try:
             opened.limit(num_sms)
-            if rows is not None:
-                tensors = opened.anew_for(ids, rows, halves, again is not None) if is_plain else None
-                arrived = opened.dispatch(x, ids, weights, rows, tensors)
+            if rows is None:
+                arrived, memory, counts = opened.dispatch_counted(x, ids, weights, is_direct)
+                rows = counts.rows
             else:
-                communicator.dispatch_async(x.given, ids, weights)
-                out, counts = self._receive(communicator, x, ids)
-                arrived, rows = Arrived.of(out), out.rows
-            if again is None:
-                again = Routing(
-                    experts,
-                    self.key[3],
-                    has_topk=weights is not None,
-                    ids=kept,
-                    is_plain=is_plain,
-                    key=self.key,
-                    made_on=halves.handle,
-                    rows=rows,
-                    topk=(ids.shape[0], ids.shape[1]),
-                    weights=arrived.weights,
-                )
-            opened.routing = again
+                arrived, memory, kept_at = opened.dispatch(x, ids, weights, rows, is_direct)
+            opened.routing = routing = Routing(
+                key=self.key,
+                memory=memory,
+                kept_at=kept_at,
+                rows=rows,
+                topk=(ids.shape[0], ids.shape[1]),
+                has_topk=weights is not None,
+                is_plain=is_plain,
+                made_on=halves.handle,
+                rank=opened.rank,
+                weights=arrived[3],
+            )
             self._open.append(opened)
         except BaseException:
             self._note_failure(opened, None)
             raise
-        return arrived, counts, again
+        return arrived, counts, routing
+
+    def dispatch_again(
+        self, x: Rows, routing: Routing, *, num_sms: int, is_plain: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Opens a round of the routing of a handle. Returns its rows and their scales."""
+        opened = self._acquire(routing)
+        try:
+            opened.limit(num_sms)
+            arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.is_direct)
+            opened.routing = routing
+            self._open.append(opened)
+        except BaseException:
+            self._note_failure(opened, None)
+            raise
+        return arrived
 
     def combine(
         self,
-        answers: Answers,
+        rows: Tensor,
+        weights: Tensor | None,
+        initial: tuple[Tensor, ...],
         routing: Routing,
         opened: Round | None,
         *,
         num_sms: int,
-        ordered: InPlace | Ordered,
+        is_plain: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Ends the round of ``routing``, ``opened``; repeats its dispatch first if there is none."""
+        """Ends the round of ``routing``, ``opened``; repeats its dispatch first if there is none. Arguments
+        are those of :meth:`.Runtime.combine`.
+        """
         if opened is None:
-            self._repeat(routing, self.key[2], num_sms, ordered)
+            self._repeat(routing, self.key[2], num_sms)
             opened = self.find(routing)
             assert opened is not None
         self._open.remove(opened)
         try:
             opened.limit(num_sms)
-            results = opened.combine(answers, routing, ordered.halves(answers.rows))
+            results = opened.combine(rows, weights, initial, routing, is_plain)
         except BaseException:
             self._note_failure(opened, routing)
             raise
@@ -430,36 +421,8 @@ class Lane(Rounds[Round]):
         if opened.communicator.round == "dispatched" and opened not in self._open:
             self._open.append(opened)
 
-    def _repeat(self, routing: Routing, hidden: int, num_sms: int, ordered: InPlace | Ordered) -> None:
+    def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
         """Opens a round of ``routing`` with rows of zeros."""
         self._say_repeat("combine")
-        x = torch.zeros(len(routing.ids), hidden, dtype=torch.bfloat16, device=routing.ids.device)
-        options: dict[str, Any] = {"experts": routing.experts, "rows": routing.rows, "num_sms": num_sms}
-        options["is_plain"] = routing.is_plain
-        self.dispatch(Rows(x, None), routing.ids, None, again=routing, ordered=ordered, **options)
-
-    def _receive(
-        self, communicator: Communicator, like: Rows, ids: Tensor
-    ) -> tuple[DispatchOutput, ReceivedCounts]:
-        """Waits for the number of rows, allocates outputs for them, and receives. If that fails, as there may
-        be no memory, it receives no row: then the round is whole, and a later dispatch can give it up.
-        """
-        try:
-            communicator.dispatch_counts()
-            counts = communicator.received(wait=True)
-            assert counts is not None
-            out = self._outputs(communicator, like, ids, counts.rows)
-        except BaseException as error:
-            # On the CPU a receipt waits, which whoever interrupts does not want.
-            if ids.is_cuda or isinstance(error, Exception):
-                # The first error says more than one of these.
-                with suppress(Exception):
-                    communicator.dispatch_wait(out=self._outputs(communicator, like, ids, 0))
-            raise
-        communicator.dispatch_wait(out=out)
-        return out, counts
-
-    @staticmethod
-    def _outputs(communicator: Communicator, like: Rows, ids: Tensor, rows: int) -> Any:
-        """Allocates outputs for ids of the type of ``ids``."""
-        return communicator.outputs(like.tokens, rows, id_type=id_type_of(ids))
+        x = torch.zeros(routing.topk[0], hidden, dtype=torch.bfloat16, device=routing.weights.device)
+        self.dispatch_again(Rows(x, None), routing, num_sms=num_sms, is_plain=routing.is_plain)

@@ -16,9 +16,9 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
 from .checks import signature
 from .events import EventOverlap, InPlace, Ordered, Streams
-from .handle import Handle
+from .handle import Handle, Routing
 from .latency_rounds import LatencyLane
-from .rounds import Answers, Lane, Round, Routing
+from .rounds import Lane, Round
 from .rows import Rows, given
 from .settings import Settings
 from .tuning import latency_plan_of, max_tokens, plan_of
@@ -39,25 +39,13 @@ _FORMATS = ("bf16", "fp8")
 class Checked(NamedTuple):
     """Results of the checks of a dispatch, which depend on its tensors' signatures alone."""
 
-    experts: int
     lane: Lane
     is_plain: bool
     """Whether the tensors need no description."""
 
 
-class Received(NamedTuple):
-    """Results of a dispatch."""
-
-    rows: Tensor | tuple[Tensor, Tensor]
-    ids: Tensor | None
-    weights: Tensor | None
-    counts: list[int]
-    handle: Handle
-    event: EventOverlap
-
-    def aligned(self, alignment: int) -> Received:
-        """Rounds the number of each expert up to a multiple."""
-        return self._replace(counts=[-(-count // alignment) * alignment for count in self.counts])
+#: Results of a dispatch: rows, ids, weights, assignments to each expert, handle and event.
+Received = tuple[Any, Tensor | None, Tensor | None, list[int], Handle, EventOverlap]
 
 
 class Runtime:
@@ -199,25 +187,21 @@ class Runtime:
     ) -> Received:
         """Makes a dispatch to the ranks of the experts that ``topk``, ids and weights, names."""
         ids, weights = topk
-        experts, lane, is_plain = checked
+        lane, is_plain = checked
         with self.streams.ordered(x.tokens.device, *order) as ordered:
-            ordered.reads(*x, ids, weights)
+            if ordered.is_apart:
+                ordered.reads(*x, ids, weights)
             out, counts, routing = lane.dispatch(
-                x,
-                ids,
-                weights,
-                experts=experts,
-                rows=worst,
-                num_sms=num_sms,
-                ordered=ordered,
-                is_plain=is_plain,
+                x, ids, weights, rows=worst, num_sms=num_sms, ordered=ordered, is_plain=is_plain
             )
-            scales = x.as_sent(out.scales)
-            ordered.returns(out.tokens, scales, out.ids, out.weights, *out.sources)
-        handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
+            rows, scales, local_ids, local_weights = out
+            if scales is not None:
+                scales = x.as_sent(scales)
+            if ordered.is_apart:
+                ordered.returns(rows, scales, local_ids, *routing.tensors)
         listed = [] if counts is None else counts.expert_counts
-        rows = given(out.tokens, scales)
-        return Received(rows, out.ids, out.weights, listed, handle, ordered.event)
+        handle = Handle.of(is_token_in_rank, routing)
+        return given(rows, scales), local_ids, local_weights, listed, handle, ordered.event
 
     def send_by_rank(
         self,
@@ -240,16 +224,16 @@ class Runtime:
                 x,
                 ids,
                 None,
-                experts=ranks,
                 rows=None,
                 num_sms=num_sms,
                 ordered=ordered,
                 is_plain=signature(*x, ids) is not None,
             )
-            scales = x.as_sent(out.scales)
-            ordered.returns(out.tokens, scales, *out.sources)
-        handle = Handle(self.rank, out.sources, is_token_in_rank, routing)
-        return Received(given(out.tokens, scales), None, None, listed, handle, ordered.event)
+            rows, scales, *_ = out
+            scales = x.as_sent(scales)
+            ordered.returns(rows, scales, *routing.tensors)
+        handle = Handle.of(is_token_in_rank, routing)
+        return given(rows, scales), None, None, listed, handle, ordered.event
 
     def send_again(
         self, x: Rows, routing: Routing, checked: Checked, *, num_sms: int, order: Order
@@ -257,45 +241,46 @@ class Runtime:
         """Makes a dispatch to the ranks of an earlier one."""
         lane, is_plain = checked.lane, checked.is_plain
         with self.streams.ordered(x.tokens.device, *order) as ordered:
-            ordered.reads(*x)
-            ordered.keeps(routing.made_on, routing.ids, routing.weights)
-            out, _, _ = lane.dispatch(
-                x,
-                routing.ids,
-                None,
-                experts=routing.experts,
-                rows=routing.rows,
-                num_sms=num_sms,
-                ordered=ordered,
-                is_plain=is_plain,
-                again=routing,
-            )
-            scales = x.as_sent(out.scales)
-            ordered.returns(out.tokens, scales)
-        return given(out.tokens, scales), ordered.event
+            if ordered.is_apart:
+                ordered.reads(*x)
+            ordered.keeps(routing)
+            rows, scales = lane.dispatch_again(x, routing, num_sms=num_sms, is_plain=is_plain)
+            if scales is not None:
+                scales = x.as_sent(scales)
+            if ordered.is_apart:
+                ordered.returns(rows, scales)
+        return given(rows, scales), ordered.event
 
     def combine(
         self,
-        answers: Answers,
+        rows: Tensor,
+        weights: Tensor | None,
+        initial: tuple[Tensor, ...],
         routing: Routing,
         *,
         hidden: int,
+        is_plain: bool,
         num_sms: int,
         order: Order,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the rows of each token of ``routing``, of ``hidden`` elements, at its source."""
+        """Sums the rows of each token of ``routing``, of ``hidden`` elements, at its source, beginning with
+        ``initial``. ``weights`` return, too. ``is_plain``: whether tensors need no description.
+        """
         lane = self._lanes.get(routing.key)
         opened = None if lane is None or hidden != lane.key[2] else lane.find(routing)
         if lane is None or opened is None:
             lane, opened = self._lane_of_combine(routing, hidden)
-        rows, weights, bias, _ = answers
         with self.streams.ordered(rows.device, *order) as ordered:
-            ordered.reads(rows, weights, *bias)
-            ordered.keeps(routing.made_on, routing.ids, routing.weights)
-            sums, returned = lane.combine(answers, routing, opened, num_sms=num_sms, ordered=ordered)
+            if ordered.is_apart:
+                ordered.reads(rows, weights, *initial)
+            ordered.keeps(routing)
+            sums, returned = lane.combine(
+                rows, weights, initial, routing, opened, num_sms=num_sms, is_plain=is_plain
+            )
             if weights is not None and self._settings.sums_weights:
                 returned = self._add(weights, routing, lane.tokens)
-            ordered.returns(sums, returned)
+            if ordered.is_apart:
+                ordered.returns(sums, returned)
         return sums, returned, ordered.event
 
     def _lane_of_combine(self, routing: Routing, hidden: int) -> tuple[Lane, Round | None]:
@@ -329,11 +314,11 @@ class Runtime:
         rows[:, :local] = sent
         lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
-        options: dict[str, Any] = {"experts": ranks, "rows": ranks, "num_sms": num_sms, "ordered": ordered}
+        options: dict[str, Any] = {"rows": ranks, "num_sms": num_sms, "ordered": ordered}
         options["is_plain"] = signature(rows, ids) is not None
         out, _, routing = lane.dispatch(Rows(rows.view(torch.bfloat16), None), ids, None, **options)
         lane.give_up(routing)
-        sums = out.tokens.view(torch.int32)[:, :local].sum(0)
+        sums = out[0].view(torch.int32)[:, :local].sum(0)
         if sums.is_cuda:
             # A copy to the host behind a kernel that waits would stop calls of ranks that share the GPU.
             torch.cuda.current_stream(sums.device).synchronize()

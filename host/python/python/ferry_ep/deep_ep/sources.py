@@ -16,7 +16,7 @@ class Sources(NamedTuple):
     """
 
     first: Tensor
-    """``src_info``, or int64 of one dimension: ``src_info`` and the numbers of rows behind it."""
+    """``src_info``, or int64 of one dimension: ``src_info``, the numbers behind it, and more."""
     second: Tensor | None
     """Numbers of the rows of each source, if they are apart."""
 
@@ -24,6 +24,6 @@ class Sources(NamedTuple):
         """Returns ``src_info``, int32 ``[rows, 2]``."""
         return self.first if self.second is not None else self.first[:rows].view(torch.int32).view(rows, 2)
 
-    def rest(self, rows: int) -> Tensor:
-        """Returns the numbers."""
-        return self.first[rows:] if self.second is None else self.second
+    def numbers(self, rows: int, words: int) -> Tensor:
+        """Returns the numbers, as they are, or as so many int64 of one dimension."""
+        return self.first[rows : rows + words] if self.second is None else self.second
