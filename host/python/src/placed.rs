@@ -69,7 +69,7 @@ impl Places {
                 None => return Err(misplaced(name)),
             };
             let place = Place::of(seen.len(), words.next_multiple_of(align), data_type, dims);
-            words = place.offset + place.bytes();
+            words = place.offset.saturating_add(place.bytes());
             named.push((name.as_str(), place));
         }
         let place = |name: &str| named.iter().find(|(of, _)| *of == name);
@@ -100,8 +100,9 @@ impl Place {
     }
 
     fn bytes(&self) -> u64 {
-        let elements: u64 = self.shape.iter().map(|&size| size as u64).product();
-        elements * u64::from(self.data_type.bits()) / 8
+        let sizes = self.shape.iter().map(|&size| size as u64);
+        let elements = sizes.fold(1, u64::saturating_mul);
+        elements.saturating_mul(u64::from(self.data_type.bits())) / 8
     }
 }
 

@@ -384,7 +384,7 @@ impl Given {
             (_, given) => given,
         };
         // SAFETY: the library's tensor has memory for these elements on its device, and keeps it until the
-        // stream has passed the kernel.
+        // stream has passed the kernel; who gives memory for ids, until the round has ended.
         let at = unsafe { DevicePtr::new(self.address, extent(&dims, &strides, data_type)) };
         Ok(ferry::Tensor {
             at,

@@ -259,3 +259,44 @@ def test_a_round_that_could_not_be_given_up_is_open(world, monkeypatch, is_low_l
 def interrupted(communicator):
     """As ``Communicator.give_up``, with Ctrl-C before it."""
     raise KeyboardInterrupt
+
+
+def test_a_graph_of_a_round_has_the_results_of_eager_calls(world):
+    of, worst = world(1), 7
+    if of.gpu is None:
+        pytest.skip("only CUDA has graphs")
+    batches = [Tokens(190 + seed, of, [5], top_k=3, hidden=128) for seed in range(4)]
+    experts = batches[0].experts
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        given = [tensor.clone() for tensor in batches[0].given(rank)]
+
+        def calls():
+            received = dispatch(buffer, *given, experts, num_worst_tokens=worst)
+            halved = buffer.combine(received[0] / 2, received[4], topk_weights=received[2])
+            again = buffer.dispatch(given[0] + 1, handle=received[4])[0]
+            return [*received[:3], *halved[:2], again, buffer.combine(again, received[4])[0]]
+
+        calls()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            replayed = calls()
+        for batch in batches:
+            for tensor, fresh in zip(given, batch.given(rank), strict=True):
+                tensor.copy_(fresh)
+            for tensor in replayed:
+                tensor.fill_(99)
+            graph.replay()
+            rows = int((replayed[1] >= 0).any(1).sum())
+            assert 0 < rows <= 5
+            wanted = calls()
+            for tensor, each in zip(replayed, wanted, strict=True):
+                is_of_rows = len(tensor) == worst and tensor.dtype == torch.bfloat16
+                same(*((tensor[:rows], each[:rows]) if is_of_rows else (tensor, each)))
+            same(replayed[5][:rows], 1 + replayed[0][:rows])
+        del graph, replayed
+        buffer.assume_no_graphs()
+        buffer.destroy()
+
+    of.run(run)

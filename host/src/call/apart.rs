@@ -80,6 +80,15 @@ impl DispatchInput {
             skip_a2a, combine, ..
         } = *plan.config();
         require_field("kept_ids", true, !skip_a2a, "skip_a2a", skip_a2a)?;
+        // Rows between nodes are put by nobody's leave but combine's, which waits for those of the ids.
+        let (nodes, is_alone) = ("p2p_world_size", !plan.shape().spans_nodes());
+        require_field(
+            "kept_ids",
+            true,
+            is_alone,
+            nodes,
+            plan.shape().p2p_world_size,
+        )?;
         // In exact mode combine names the ranks of ids that nobody has looked at, once a wait times out.
         let is_reduced = combine == CombineMode::Reduced;
         require_field("kept_ids", true, is_reduced, "combine", combine)?;

@@ -74,10 +74,13 @@ pub struct DispatchInput {
     pub x_scales: Option<Tensor<2>>,
     /// i32 `[tokens, top_k]`, written: `topk_ids` as the round keeps them, with -1 for every id that is none
     /// of an expert. `None`: they stay in the communicator's memory. A later dispatch to the same ranks takes
-    /// it as its `topk_ids`, which the caller may overwrite meanwhile. Combine reads it, so it must not
-    /// change until the stream has passed the kernel that ends the round. It overlaps no other tensor of the
-    /// round. With `tokens_on_device` only that many rows are written. Not with
-    /// [`skip_a2a`](crate::Config::skip_a2a), which keeps no ids, nor in exact mode.
+    /// it as its `topk_ids`, also if the caller has overwritten its own. It overlaps no other tensor of the
+    /// round. With `tokens_on_device` only that many rows are written.
+    ///
+    /// In use until the stream has passed the kernel that ends the round, as combine reads it. It must not
+    /// change before that: combine then waits for other rows than come, so that the sums of this round and of
+    /// all later ones are wrong, or a kernel times out. Not in exact mode, between nodes, nor with
+    /// [`skip_a2a`](crate::Config::skip_a2a).
     pub kept_ids: Option<Tensor<2>>,
 }
 

@@ -24,7 +24,7 @@ impl Communicator {
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
     /// kernel; [`combine`](Self::combine), [`combine_async`](Self::combine_async) or
     /// [`give_up`](Self::give_up) comes next. Enqueues only; `input` and `output` are in use until `stream`
-    /// has passed the kernel. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the
+    /// has passed the kernel, [`kept_ids`](DispatchInput::kept_ids) until the round has ended. Collective; not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the
     /// assignments of this rank's own experts and waits for nobody.
     ///
     /// # Errors
@@ -47,7 +47,8 @@ impl Communicator {
     /// next. The kernel waits until every rank has read the rows of the round before, which is usually the
     /// case when it begins, and for nothing else from its peers. Enqueues only; `input` is in use until
     /// `stream` has passed the kernel; with a [shared expert](crate::Config::shared_expert), its `x`,
-    /// `input_scale` and `x_scales` until `stream` has passed the kernel of the wait. Collective.
+    /// `input_scale` and `x_scales` until `stream` has passed the kernel of the wait, and
+    /// [`kept_ids`](DispatchInput::kept_ids) until the round has ended. Collective.
     ///
     /// # Errors
     /// Those of [`dispatch`](Self::dispatch) about inputs; [`Error::SplitWithoutTravel`] with

@@ -234,6 +234,14 @@ fn no_embedded_kernel_loads_a_constant() {
             at.is_some_and(|at| constants.contains(&at) && !is_variable(at))
         });
         let left: Vec<_> = left.map(|(_, line)| line).collect();
+        // The PTX for sm_80 says `ld.param` alone, and keeps all of its loads.
+        let routes = COMMON_OFFSET + VARIABLES[1].start;
+        let has_routes = loads(&special).any(|(at, _)| at == routes);
+        assert!(
+            has_routes || ptx.target == Target::SM_80,
+            "{set:?} {}",
+            ptx.target
+        );
         assert_eq!(left, [""; 0], "{set:?} {}", ptx.target);
         let moves = special.matches("mov.b64 \t%rd").count();
         assert!(moves > 100, "{moves} moves in {set:?} {}", ptx.target);

@@ -335,6 +335,14 @@ impl Case {
         takes_both && self.wide_ids >> rank & 1 != 0
     }
 
+    /// Whether a rank keeps its ids, apart from all else.
+    pub fn keeps_ids(&self, rank: usize) -> bool {
+        let bits = Dice::new(self.seed ^ 0x6b65_6570).bits();
+        let is_alone = self.p2p_world_size >= self.ranks;
+        let can_keep = self.how == Return::Reduced && is_alone && !self.skip_a2a;
+        can_keep && bits >> rank & 1 != 0
+    }
+
     /// Whether a rank gives no weights.
     pub const fn is_unweighted(&self, rank: usize) -> bool {
         self.unweighted >> rank & 1 != 0
@@ -346,6 +354,7 @@ impl Case {
             split: self.is_split(0),
             apart: self.how == Return::Apart,
             wide_ids: self.has_wide_ids(0),
+            keeps_ids: self.keeps_ids(0),
             given: self.given,
             strides: self.strides,
             ..Settings::of(config, problems)

@@ -56,6 +56,7 @@ impl LocalRank {
                 ..settings.capacity
             },
             wide_ids: settings.wide_ids,
+            keeps_ids: settings.keeps_ids && settings.how() == Return::Reduced,
             how: settings.how(),
             element: DataType::Bf16,
             counted: settings.counted,
@@ -302,6 +303,8 @@ impl LocalRank {
     pub(super) fn outputs(&self) -> Result<RankOutputs, Error> {
         let (first, config) = (&self.slots[0], &self.settings.config);
         let (device, viewed) = (&*self.device, self.viewed.as_ref());
+        let kept = first.compare_kept_ids(device, self.tokens[0], config.experts);
+        kept.unwrap_or_else(|e| panic!("rank {}: {e}", self.number()));
         let mut combined = first.result(device)?;
         let mut beyond = combined.split_off(self.result_bytes(0));
         let mut weights = first.returned_weights(device)?;

@@ -2,7 +2,6 @@
 //! whole case.
 
 mod counts;
-mod kept_ids;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -242,6 +241,7 @@ impl Run {
             let (dispatched, combined) = self.progress(r);
             for round in 0..dispatched {
                 self.compare_dispatch(round, r);
+                self.compare_kept_ids(round, r);
             }
             for round in (0..combined).filter(|&round| !self.case.gives_up(round)) {
                 self.compare_combine(round, r);
@@ -312,7 +312,13 @@ impl Run {
             Contents::Rows(rows) => oracle.verify_rows(number, rows),
         };
         result.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
-        self.compare_kept_ids(round, r);
+    }
+
+    fn compare_kept_ids(&self, round: usize, r: usize) {
+        let (rank, tensors) = (&self.ranks[r], &self.tensors[round][r]);
+        let tokens = self.expected[round].tokens(number(rank));
+        let kept = tensors.compare_kept_ids(&**rank.device(), tokens, self.case.experts);
+        kept.unwrap_or_else(|e| panic!("{e}: round {round} of {:?}", self.case));
     }
 
     fn compare_combine(&self, round: usize, r: usize) {
@@ -407,12 +413,12 @@ fn tensors_of(
         given: case.given,
         strides: case.strides,
         wide_ids: case.has_wide_ids(number),
+        keeps_ids: case.keeps_ids(number),
         lead: if case.skip_a2a { lead(case.seed) } else { 0 },
     };
     let mut tensors = Tensors::new(rank, room, &mut Memory::default(), None)?;
     tensors.put(device, input, input.tokens, rows)?;
     tensors.answer(device, &expected.answers(number))?;
-    kept_ids::give(case, rank, &mut tensors)?;
     if case.skip_a2a && case.how != Return::Reduced {
         // In exact mode combine's count.
         tensors.input.topk_weights = None;

@@ -29,6 +29,8 @@ pub struct Settings {
     pub counted: bool,
     /// Whether expert ids are i64.
     pub wide_ids: bool,
+    /// Whether rounds keep their ids in memory of the rig's, in reduced mode.
+    pub keeps_ids: bool,
     /// Form of the tokens that dispatch is given. The plan has options if they are encoded.
     pub given: Given,
     /// Places of their scales, if they are encoded.
@@ -59,6 +61,7 @@ impl Settings {
             input_scale: Some(INPUT_SCALE),
             counted: false,
             wide_ids: false,
+            keeps_ids: false,
             given: Given::Bf16,
             strides: Strides::RowMajor,
         }

@@ -36,6 +36,8 @@ pub struct Room {
     pub counted: bool,
     /// Whether expert ids are i64. The capacity says so, too.
     pub wide_ids: bool,
+    /// Whether the round keeps them in memory here.
+    pub keeps_ids: bool,
     /// Elements of memory before the expert ids, which are read otherwise unless they begin at a multiple of
     /// 16 bytes.
     pub lead: usize,
@@ -110,12 +112,17 @@ impl Tensors {
             }
         };
         let combined = Self::result_of(rank, room, memory)?;
+        let kept_ids = match room.keeps_ids {
+            true => Some(Self::kept_ids(rank, rows, memory)?),
+            false => None,
+        };
         Ok(Self {
             input: DispatchInput {
                 topk_weights: Some(weights),
                 input_scale: given.map(|_| scale),
                 tokens_on_device: room.counted.then_some(count),
                 x_scales: scales,
+                kept_ids,
                 ..DispatchInput::new(x, ids)
             },
             output,
@@ -127,6 +134,16 @@ impl Tensors {
             combined,
             encoding,
         })
+    }
+
+    /// Allocates memory for ids, full of poison and a row longer.
+    fn kept_ids(rank: &Communicator, rows: usize, memory: &mut Memory) -> Result<Tensor<2>, Error> {
+        let (device, top_k) = (rank.device(), rank.plan().config().top_k);
+        let bytes = 4 * ((rows + 1) * top_k) as u64;
+        let at = device.alloc(bytes)?;
+        device.fill(at, POISON, bytes)?;
+        memory.written.push(at);
+        Ok(Tensor::contiguous(at, DataType::I32, [rows, top_k]))
     }
 
     /// Allocates results, full of poison, in memory that is a row longer.
@@ -223,6 +240,9 @@ impl Tensors {
     fn resize(&mut self, rows: usize) {
         self.input.x.dims[0] = rows;
         self.input.topk_ids.dims[0] = rows;
+        if let Some(kept) = &mut self.input.kept_ids {
+            kept.dims[0] = rows;
+        }
         if let Some(scales) = &mut self.input.x_scales {
             scales.dims[0] = rows;
         }
@@ -235,6 +255,49 @@ impl Tensors {
             .flatten()
             .for_each(|weights| weights.dims[0] = rows);
         resize(&mut self.combined, rows);
+    }
+
+    /// Compares the ids that the round of so many tokens has kept, if it keeps them. Synchronises, but not
+    /// with other streams.
+    pub fn compare_kept_ids(
+        &self,
+        device: &dyn Device,
+        tokens: usize,
+        experts: usize,
+    ) -> Result<(), String> {
+        let Some(kept) = self.input.kept_ids else {
+            return Ok(());
+        };
+        let words = |at: DevicePtr, count: usize| {
+            download::<u32>(device, at, count).map_err(|error| error.to_string())
+        };
+        let (ids, top_k) = (self.input.topk_ids, kept.dims[1]);
+        let is_wide = ids.data_type == DataType::I64;
+        let given = words(ids.at, tokens * top_k * (1 + usize::from(is_wide)))?;
+        let given: Vec<i64> = match is_wide {
+            true => {
+                let halves = given.as_chunks().0.iter();
+                halves
+                    .map(|&[low, high]| (u64::from(high) << 32 | u64::from(low)) as i64)
+                    .collect()
+            }
+            false => given.iter().map(|&id| i64::from(id as i32)).collect(),
+        };
+        let experts = 0..experts as i64;
+        let kept_id = |id: &i64| {
+            if experts.contains(id) {
+                *id as u32
+            } else {
+                u32::MAX
+            }
+        };
+        let found = words(kept.at, kept.at.bytes() as usize / 4)?;
+        let mut wanted: Vec<u32> = given.iter().map(kept_id).collect();
+        wanted.resize(found.len(), u32::from_ne_bytes([POISON; 4]));
+        match found == wanted {
+            true => Ok(()),
+            false => Err(format!("kept ids are {found:x?}, not {wanted:x?}")),
+        }
     }
 
     /// Uploads the experts' answers, BF16.

@@ -470,6 +470,7 @@ fn run_case(
         let settings = Settings {
             split,
             wide_ids: keeps_rows && split,
+            keeps_ids: split && p2p_world_size == ranks,
             apart: !weights,
             weights: case.weights,
             given: case.given,

@@ -133,6 +133,14 @@ mod tests {
             let line = format!("\tld.param::entry.b64 \t%rd1, [ferry_combine_param_0+{offset}];");
             assert_eq!(of(&line), None, "{line}");
         }
+        // Words of the layout that do not follow from the shape.
+        for at in VARIABLES.map(|range| COMMON_OFFSET + range.start) {
+            for (width, at) in [("b64", at & !7), ("b32", at)] {
+                let line =
+                    format!("\tld.param::entry.{width} \t%r1, [ferry_combine_param_0+{at}];");
+                assert_eq!(of(&line), None, "{line}");
+            }
+        }
         assert_eq!(of("\tld.param::func.b64 \t%rd1, [write_param_0];"), None);
         assert_eq!(of("\tadd.s64 \t%rd1, %rd2, 8;"), None);
     }

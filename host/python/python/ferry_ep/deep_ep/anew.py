@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,14 +33,17 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 _reader = reader_of_torch()
 
 
-def _quick() -> Allocate | None:
-    """Returns the function that code of ``torch.compile`` allocates with, on the current GPU: it takes half
-    of the time of ``torch.empty``. ``None`` in a torch that has another one, or none.
+@cache
+def _quick(index: int) -> Allocate | None:
+    """Returns the function that compiled code of torch allocates with, on the current GPU: it takes half
+    of the time of ``torch.empty``. ``None`` in a torch that has another one, or none. Tried on GPU ``index``.
     """
     found: Any = torch._C
     for name in ("_dynamo", "guards", "_empty_strided_cuda"):
         found = getattr(found, name, None)
-    with suppress(Exception):
+    if found is None:
+        return None
+    with torch.cuda.device(index), suppress(TypeError):
         made = found((2, 3), (3, 1), torch.int64)
         if made.is_cuda and made.shape == (2, 3) and made.is_contiguous() and made.dtype == torch.int64:
             allocate: Allocate = found
@@ -48,17 +52,25 @@ def _quick() -> Allocate | None:
 
 
 class Memory:
-    """Allocates tensors on a device."""
+    """Allocates tensors on the device of a communicator."""
 
-    def __init__(self, device: str) -> None:
-        """Takes the device of a communicator."""
+    def __init__(self, rank: Rank) -> None:
+        device = rank.device
         self._device = torch.device(device if device.startswith("cuda:") else "cpu")
         self._index = self._device.index
-        self._quick = None if self._index is None else _quick()
+        # It keeps the interpreter's lock, also where it waits for the GPU to free memory, and so for a kernel
+        # that waits for another rank, whose thread needs that lock.
+        has_lock = self._index is not None and len(rank._peers) == 1
+        self._quick = _quick(self._index) if has_lock else None
 
     def now(self) -> Allocate:
         """Returns the function that allocates as long as the current GPU is the same."""
-        if self._quick is not None and torch._C._cuda_getDevice() == self._index:
+        if (
+            self._quick is not None
+            and torch._C._cuda_getDevice() == self._index
+            # Then tensors are filled.
+            and not torch._C._get_deterministic_algorithms()
+        ):
             return self._quick
         return self._allocate
 

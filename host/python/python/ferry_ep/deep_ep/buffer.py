@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -284,7 +285,7 @@ class Buffer(LowLatency):
         layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
-            key, worst = signature(*rows, *layout, *topk), num_worst_tokens or None
+            key, worst = signature(*rows, *layout, *topk), index(num_worst_tokens) or None
             found: Checked | None = runtime.checked.get(key)
             if found is None:
                 found = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
@@ -326,6 +327,7 @@ class Buffer(LowLatency):
         key = None if tensors is None else (tensors, experts, tokens, top_k, routing.is_plain)
         checked: Checked | None = runtime.checked.get(key)
         if checked is None:
+            self._refuse_exact()
             lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
             checked = runtime.keep(key, Checked(lane, tensors is not None and routing.is_plain))
         return checked

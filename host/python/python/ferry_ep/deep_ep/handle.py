@@ -27,11 +27,11 @@ class Routing:
     key: LaneKey
     """Key of the lane of the dispatch."""
     memory: tuple[Tensor, ...]
-    """Where the rows came from, as in :class:`.sources.Sources`, and the ids ``[tokens, top_k]``; on a GPU
-    they may be int32 in the last tensor, int64 of one dimension.
+    """Where the rows came from, as in :class:`.sources.Sources`, and the ids: ``[tokens, top_k]``, or packed,
+    int32 words of the last tensor, which is int64 of one dimension.
     """
     kept_at: int
-    """Place of the first id there."""
+    """Number of words before the packed ids."""
     rows: int
     """Rows of the outputs."""
     topk: tuple[int, int]
@@ -39,7 +39,7 @@ class Routing:
     has_topk: bool
     """Whether the caller gave ids."""
     is_plain: bool
-    """Whether native code can read the tensors on a GPU."""
+    """Whether the tensors of its dispatch needed no description."""
     made_on: int
     """Handle of the stream of the dispatch, on which its tensors were made; 0 on the CPU."""
     rank: int

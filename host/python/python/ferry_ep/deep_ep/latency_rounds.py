@@ -152,7 +152,7 @@ class _Round:
         self.halves = Halves(None, 0, False)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
-        self.memory = Memory(communicator.device)
+        self.memory = Memory(communicator)
         self._outputs: _Outputs | None = None
 
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -64,14 +65,13 @@ class Round:
         #: Scales of a row, and the type of its elements.
         self._groups = config.hidden // GROUP if config.format == "fp8" else 0
         self._dtype = torch.float8_e4m3fn if self._groups else torch.bfloat16
-        #: Places of outputs by which callers see, rows, tokens and type of ids.
-        self._known: dict[tuple[int, int, int, torch.dtype], Places] = {}
+        self._places = lru_cache(_MOST_PLACES)(self._placed)
         #: Most multiprocessors of a call, and of the last one; ``None`` for all.
         self.most_sms = self._limit = communicator.max_sms
         if communicator.device.startswith("cuda:"):
             properties = torch.cuda.get_device_properties(communicator.device)
             self.most_sms = self.most_sms or properties.multi_processor_count
-        self._memory = Memory(communicator.device)
+        self._memory = Memory(communicator)
 
     def limit(self, num_sms: int) -> None:
         """Sets the multiprocessors of the next calls, 0 for all."""
@@ -84,10 +84,7 @@ class Round:
 
     def _outputs(self, of: int, rows: int, tokens: int, ids: Tensor) -> tuple[list[Tensor], Places]:
         """Allocates the outputs of a dispatch with ids of this type, and returns them and their places."""
-        key = (of, rows, tokens, ids.dtype)
-        places = self._known.get(key)
-        if places is None:
-            places = self._places(key)
+        places = self._places(of, rows, tokens, ids.dtype == torch.int64)
         new, hidden, top_k = self._memory.now(), self._hidden, self._top_k
         made = []
         if of != _HALF:
@@ -100,18 +97,12 @@ class Round:
         made.append(new((places.words,), (1,), torch.int64))
         return made, places
 
-    def _places(self, key: tuple[int, int, int, torch.dtype]) -> Places:
-        """Returns places of outputs, and remembers them."""
-        of, rows, tokens, dtype = key
-        visible, packed = _PLACES[of]
+    def _placed(self, of: int, rows: int, tokens: int, is_wide: bool) -> Places:
+        """Returns places of outputs."""
+        seen, packed = _PLACES[of]
         if not self._groups:
-            visible = tuple(name for name in visible if name != "scales")
-        is_wide = dtype == torch.int64
-        places = Places(self.communicator.plan, visible, packed, rows, tokens, is_wide)
-        if len(self._known) >= _MOST_PLACES:
-            self._known.clear()
-        self._known[key] = places
-        return places
+            seen = tuple(name for name in seen if name != "scales")
+        return Places(self.communicator.plan, seen, packed, rows, tokens, is_wide)
 
     def _arrived(self, made: list[Tensor]) -> Arrived:
         """Returns the outputs that callers see."""
@@ -128,7 +119,6 @@ class Round:
             made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
             anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places)
             return self._arrived(made), (made[-1],), places.kept_ids
-        # Before anything is sent, as there may be no memory for it.
         kept = ids.clone()
         out = self._described(x, ids, rows)
         communicator.dispatch(x.given, ids, weights, out=out)

@@ -342,7 +342,7 @@ class Runtime:
         communicator = self._adding.get(config)
         if communicator is None:
             communicator = self._adding[config] = self._made(config)
-        is_in_rank = layout_of(routing.ids, routing.experts, ranks)[2]
+        is_in_rank = _is_in_rank(routing.ids, routing.experts, ranks)
         numbers = torch.arange(ranks, dtype=torch.int32, device=weights.device)
         rows = weights.new_zeros(routing.rows, width)
         rows[:, :top_k] = weights
@@ -361,7 +361,12 @@ def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tenso
     places = (topk_idx.clamp(-1, experts) + 1).flatten()
     per_expert = torch.zeros(experts + 2, dtype=torch.int32, device=topk_idx.device)
     per_expert.scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+    is_in_rank = _is_in_rank(topk_idx, experts, ranks)
+    return is_in_rank.sum(0, dtype=torch.int32), per_expert[1:-1], is_in_rank
+
+
+def _is_in_rank(topk_idx: Tensor, experts: int, ranks: int) -> Tensor:
+    """Returns whether each token goes to each rank."""
     numbers = torch.arange(ranks, device=topk_idx.device)
     # Rounded down: -1 and ids beyond the experts are of no rank.
-    is_in_rank = ((topk_idx // (experts // ranks)).unsqueeze(2) == numbers).any(1)
-    return is_in_rank.sum(0, dtype=torch.int32), per_expert[1:-1], is_in_rank
+    return ((topk_idx // (experts // ranks)).unsqueeze(2) == numbers).any(1)
