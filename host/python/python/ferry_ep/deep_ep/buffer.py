@@ -366,9 +366,16 @@ class Buffer(LowLatency):
         hidden = runtime.checked.get(key)
         if hidden is None:
             hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
-        order, is_plain = (previous_event, async_finish, allocate_on_comm_stream), tensors is not None
-        options: dict[str, Any] = {"hidden": hidden, "is_plain": is_plain, "num_sms": num_sms}
-        return runtime.combine(x, topk_weights, initial, routing, order=order, **options)
+        return runtime.combine(
+            x,
+            topk_weights,
+            initial,
+            routing,
+            hidden=hidden,
+            is_plain=tensors is not None,
+            num_sms=num_sms,
+            order=(previous_event, async_finish, allocate_on_comm_stream),
+        )
 
 
 def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> int:

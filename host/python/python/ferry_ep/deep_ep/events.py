@@ -154,7 +154,8 @@ class Streams:
                 if device.type != "cuda":
                     return _ON_CPU
                 found = self._take_current(device)
-            if found is not None and not torch.cuda.is_current_stream_capturing():
+            # The default stream is never captured, and engines are there unless they capture.
+            if found is not None and (found.handle == 0 or not torch.cuda.is_current_stream_capturing()):
                 self._in_place, self._behind, self._holds_call = found, found.stream, True
                 return found
         return Ordered(self, device, previous_event, async_finish, allocate_on_comm_stream)
