@@ -56,8 +56,8 @@ fn ids_that_were_kept_serve_the_combine_and_a_later_dispatch() {
     close(ranks);
 }
 
-/// Combines wait for rows that do not come, or for none; the simulator ends a program that touches memory outside
-/// of allocations.
+/// Combines wait for rows that do not come, or for none; the simulator ends a program that touches memory
+/// outside of allocations.
 #[test]
 fn ids_that_change_before_combine_end_in_wrong_sums_or_a_timeout() {
     let (mut timeouts, mut wrong) = (0, 0);
