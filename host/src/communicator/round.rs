@@ -24,9 +24,9 @@ impl Communicator {
     /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one
     /// kernel; [`combine`](Self::combine), [`combine_async`](Self::combine_async) or
     /// [`give_up`](Self::give_up) comes next. Enqueues only; `input` and `output` are in use until `stream`
-    /// has passed the kernel, [`kept_ids`](DispatchInput::kept_ids) until the round has ended. Collective; not
-    /// with [`skip_a2a`](crate::Config::skip_a2a), which keeps the assignments of this rank's own experts and
-    /// waits for nobody.
+    /// has passed the kernel, [`kept_ids`](DispatchInput::kept_ids) until the round has ended. Collective;
+    /// not with [`skip_a2a`](crate::Config::skip_a2a), which keeps the assignments of this rank's own experts
+    /// and waits for nobody.
     ///
     /// # Errors
     /// [`Error::WrongOrder`] if a round is open;
