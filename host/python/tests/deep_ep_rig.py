@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import threading
 
 import ferry_ep as ferry
@@ -106,6 +107,11 @@ class World:
         for ranks in self.made.values():
             for rank in ranks:
                 rank._native._drop()
+        if self.gpu is not None:
+            # Buffers are garbage with cycles, and keep their group. To free it waits for kernels: so now, and
+            # not in a thread that a kernel of a later world waits for.
+            self.made.clear()
+            gc.collect()
 
     @property
     def communicators(self) -> int:
