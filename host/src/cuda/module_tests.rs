@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::mem::offset_of;
 
-use ferry_layout::{COMMON_OFFSET, Common, DispatchRow};
+use ferry_layout::{COMMON_OFFSET, Common};
 
 use super::*;
 use crate::device::kernels::specialize::{SHAPE, VARIABLES};
