@@ -135,7 +135,7 @@ pub struct Workspace {
     pub ranks_in_expert: u64,
     /// Start of [`Table::TileCounts`].
     pub tile_counts: u64,
-    /// Start of [`Table::Routes`]: also the distance, modulo 2^64, of memory elsewhere.
+    /// Start of [`Table::Routes`]. If the caller keeps the ids, the distance to that memory, modulo 2^64.
     pub routes: u64,
     /// Start of [`Table::RowMap`].
     pub row_map: u64,

@@ -80,7 +80,8 @@ impl DispatchInput {
             skip_a2a, combine, ..
         } = *plan.config();
         require_field("kept_ids", true, !skip_a2a, "skip_a2a", skip_a2a)?;
-        // Rows between nodes are put by nobody's leave but combine's, which waits for those of the ids.
+        // Between nodes a round ends once combine has every row of its ids, and later puts rely on that: ids
+        // that a caller changes would end it sooner.
         let (nodes, is_alone) = ("p2p_world_size", !plan.shape().spans_nodes());
         require_field(
             "kept_ids",
