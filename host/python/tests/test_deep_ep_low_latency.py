@@ -27,7 +27,7 @@ from deep_ep_blocks import (  # noqa: E402
     sums,
 )
 from deep_ep_rig import Tokens, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import events, latency_rounds, settings  # noqa: E402
+from ferry_ep.deep_ep import events, latency_rounds, low_latency, settings  # noqa: E402
 from oracle import blockwise  # noqa: E402
 
 
@@ -241,8 +241,10 @@ def test_unpaired_calls(world, monkeypatch):
     strict.run(refuses)
 
 
-def test_zero_copy_takes_the_rows_of_the_handles_memory(world):
+def test_zero_copy_takes_the_rows_of_the_handles_memory(world, monkeypatch):
     of = world(2)
+    used = []
+    monkeypatch.setattr(low_latency, "mark_used", used.append)
     tokens = Tokens(66, of, [4, 6], hidden=128)
 
     def run(rank):
@@ -257,6 +259,7 @@ def test_zero_copy_takes_the_rows_of_the_handles_memory(world):
         memory[:, :, :] = made
         poison = torch.full_like(made, float("nan"))
         same(buffer.low_latency_combine(poison, ids, weights, handle, zero_copy=True)[0], sums(tokens, rank))
+        assert any(each is memory for each in used)
 
     of.run(run)
 
@@ -334,8 +337,8 @@ def test_graphs_keep_the_communicators_of_both_halves(world, monkeypatch, is_cap
     kept = []
 
     halves = events.Halves(None, 0, is_captured)
-    monkeypatch.setattr(events.InPlace, "halves", lambda work, like: halves)
-    monkeypatch.setattr(events.Halves, "of", lambda like: halves)
+    monkeypatch.setattr(events.InPlace, "halves", lambda work, device: halves)
+    monkeypatch.setattr(events.Halves, "of", lambda device: halves)
     monkeypatch.setattr(latency_rounds, "_retain", kept.append)
     of = world(1)
     tokens = Tokens(71, of, [4], hidden=128)

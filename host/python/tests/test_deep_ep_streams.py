@@ -29,6 +29,8 @@ class Stream:
 class Recorded:
     """A tensor that notes on which streams it is used."""
 
+    is_cuda, device = True, torch.device("cuda", 0)
+
     def __init__(self, name, log):
         self.name, self.log = name, log
 
@@ -200,6 +202,14 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
         assert cuda.log == ["ids is used on caller"]
 
 
+def test_the_handles_memory_is_marked_as_used(cuda):
+    memory = Recorded("memory", cuda.log)
+    for cuda.capturing[0] in (True, False):
+        cuda.log.clear()
+        events.mark_used(memory)
+        assert cuda.log == ([] if cuda.capturing[0] else ["memory is used on caller"])
+
+
 @pytest.mark.parametrize("allocate", [False, True])
 def test_a_call_after_an_event_that_ends_with_one(cuda, allocate):
     before = events.EventOverlap(events.EventHandle())
@@ -259,7 +269,7 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     external = lambda handle, device: Stream(f"stream {handle}", log)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "ExternalStream", external)
     log.clear()
-    halves = events.Halves.of(OnDevice())
+    halves = events.Halves.of(OnDevice.device)
     halves.follow(Recorded("result", log))
     assert log == [] and not halves.is_captured
     current[0] = 2
@@ -267,7 +277,7 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     assert log == ["caller waits for stream 1", "result is used on caller"]
     log.clear()
     cuda.capturing[0] = True
-    assert events.Halves.of(OnDevice()).is_captured
+    assert events.Halves.of(OnDevice.device).is_captured
     with halves.entered():
         assert torch.cuda.current_stream().name == "stream 2"
     halves.follow(Recorded("result", log))
@@ -283,7 +293,7 @@ def test_the_default_stream_is_found_by_its_handle(monkeypatch):
 
 
 def test_on_the_cpu_a_hook_waits_for_no_stream():
-    halves = events.Halves.of(torch.zeros(1))
+    halves = events.Halves.of(torch.device("cpu"))
     halves.follow(torch.zeros(1))
     assert halves.stream is None and not halves.is_captured
     with halves.entered():

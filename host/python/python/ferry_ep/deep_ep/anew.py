@@ -56,8 +56,8 @@ class Memory:
 
     def __init__(self, rank: Rank) -> None:
         device = rank.device
-        self._device = torch.device(device if device.startswith("cuda:") else "cpu")
-        self._index = self._device.index
+        self.device = torch.device(device if device.startswith("cuda:") else "cpu")
+        self._index = self.device.index
         # It keeps the interpreter's lock, also where it waits for the GPU to free memory, and so for a kernel
         # that waits for another rank, whose thread needs that lock.
         has_lock = self._index is not None and len(rank._peers) == 1
@@ -75,7 +75,7 @@ class Memory:
         return self._allocate
 
     def _allocate(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(sizes, strides, dtype=dtype, device=self._device)
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
 
 
 def is_direct(rank: Rank) -> bool:

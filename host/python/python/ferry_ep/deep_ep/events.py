@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "WITH_HOOK",
+    "UNORDERED",
     "EventHandle",
     "EventOverlap",
     "Halves",
@@ -25,6 +25,7 @@ __all__ = [
     "Ordered",
     "Streams",
     "current_handle",
+    "mark_used",
 ]
 
 
@@ -152,7 +153,7 @@ class Streams:
                 or found.handle != torch._C._cuda_getCurrentRawStream(found.index)
             ):
                 if device.type != "cuda":
-                    return _ON_CPU
+                    return UNORDERED
                 found = self._take_current(device)
             # The default stream is never captured, and engines are there unless they capture.
             if found is not None and (found.handle == 0 or not torch.cuda.is_current_stream_capturing()):
@@ -207,11 +208,10 @@ class Halves:
         self._device, self.handle, self.is_captured = device, handle, is_captured
 
     @classmethod
-    def of(cls, like: Tensor) -> Self:
-        """Notes the current stream of the device of ``like``. Does not synchronize."""
-        if not like.is_cuda:
+    def of(cls, device: torch.device) -> Self:
+        """Notes the current stream of a device. Does not synchronize."""
+        if device.type != "cuda":
             return cls(None, 0, False)
-        device = like.device
         return cls(device, current_handle(device), torch.cuda.is_current_stream_capturing())
 
     @property
@@ -224,6 +224,19 @@ class Halves:
     def entered(self) -> AbstractContextManager[Any]:
         """Returns a block in which the stream is torch's current one."""
         return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
+
+    def begin(self, last: Halves) -> None:
+        """Lets its stream, which is torch's current one, wait for the call ``last``: both are captured, or
+        none is. A captured call waits for one of the same capture alone.
+        """
+        if last.handle == self.handle or last._device is None:
+            return
+        if self.is_captured:
+            # It was captured once, and so is never the default stream, which must not be asked in a capture.
+            with last.entered():
+                if not torch.cuda.is_current_stream_capturing():
+                    return
+        torch.cuda.current_stream(self._device).wait_stream(last.stream)
 
     def follow(self, *tensors: Tensor | None) -> None:
         """Notes the current stream for the second half. If it is another one, it waits for that of the first,
@@ -263,9 +276,9 @@ class InPlace:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def halves(self, like: Tensor) -> Halves:
-        """Returns the stream of the call, which has no other half."""
-        return self._halves
+    def halves(self, device: torch.device) -> Halves:
+        """Returns the stream of a call on a device, which has no other half."""
+        return self._halves if device == self.device else Halves.of(device)
 
     def reads(self, *tensors: Tensor | None) -> None:
         """Does nothing, as the stream is the tensors' own, or waits for it."""
@@ -279,19 +292,9 @@ class InPlace:
             _record(torch.cuda.current_stream(self.device), made.tensors)
 
 
-#: On the CPU all work is in order.
-_ON_CPU = InPlace(None, None, 0)
-
-
-class _WithHook(InPlace):
-    """Work in the current stream, whatever came before: a hook does the rest."""
-
-    def halves(self, like: Tensor) -> Halves:
-        """Returns the stream of the call's last half, which may be captured."""
-        return Halves.of(like)
-
-
-WITH_HOOK = _WithHook(None, None, 0)
+#: Work that waits for nothing but its communicator's last call: with a hook in torch's current stream, or on
+#: the CPU, where all is in order.
+UNORDERED = InPlace(None, None, 0)
 
 
 class Ordered:
@@ -375,9 +378,9 @@ class Ordered:
         """Notes tensors that were made in the block, and that the caller gets."""
         self._record(self._current, tensors)
 
-    def halves(self, like: Tensor) -> Halves:
-        """Returns the stream of the call's last half."""
-        return Halves.of(like)
+    def halves(self, device: torch.device) -> Halves:
+        """As :meth:`InPlace.halves`."""
+        return Halves.of(device)
 
     def keeps(self, made: HasTensors) -> None:
         """Notes tensors of an earlier call that the work reads."""
@@ -391,6 +394,12 @@ class Ordered:
             self._tensors += [tensor for tensor in tensors if tensor is not None]
         else:
             _record(stream, tensors)
+
+
+def mark_used(tensor: Tensor) -> None:
+    """Tells the allocator that torch's current stream uses a tensor; not in a capture, which it refuses."""
+    if tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
+        _record(torch.cuda.current_stream(tensor.device), (tensor,))
 
 
 def _record(stream: Any, tensors: tuple[Tensor | None, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from .events import Halves, InPlace, Ordered
 from .rounds import MOST_OPEN, Rounds
 from .rows import GROUP
 from .sources import Sources
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Blocks", "LatencyHandle", "LatencyLane"]
 
@@ -148,12 +151,26 @@ class _Round:
         self.handle: LatencyHandle | None = None
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
-        #: Stream of the last call.
-        self.halves = Halves(None, 0, False)
+        #: Streams of the last call, of the last one that was not captured, and of the last one that was.
+        self.halves = self.last = self._captured = Halves(None, 0, False)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         self.memory = Memory(communicator)
         self._outputs: _Outputs | None = None
+
+    def begin(self, ordered: InPlace | Ordered) -> Self:
+        """Begins a call of the communicator in torch's current stream, after the last call in any. Captured
+        ones are apart: they are none until their graph is launched.
+        """
+        halves = ordered.halves(self.memory.device)
+        if halves.is_captured:
+            halves.begin(self._captured)
+            self._captured = halves
+        else:
+            halves.begin(self.last)
+            self.last = halves
+        self.halves = halves
+        return self
 
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
         """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
@@ -221,8 +238,7 @@ class LatencyLane(Rounds[_Round]):
         the rest. ``is_plain``: whether inputs need no description. ``handle``: that of the round, a new one
         by default.
         """
-        opened = self._acquire()
-        opened.halves = ordered.halves(ids)
+        opened = self._acquire(ordered)
         hook = None
         try:
             outputs = opened.outputs(self.block_shape) if is_plain else None
@@ -294,8 +310,7 @@ class LatencyLane(Rounds[_Round]):
             assert opened is not None
         if opened.hook is not None:
             raise OrderError("the hook of the dispatch of handle was not called: call it before the combine")
-        communicator, hook = opened.communicator, None
-        opened.halves = ordered.halves(rows)
+        communicator, hook = opened.begin(ordered).communicator, None
         self._open.remove(opened)
         try:
             shape = (handle.topk[0], rows.shape[2])
@@ -323,9 +338,9 @@ class LatencyLane(Rounds[_Round]):
         for each in self._all:
             if each.communicator.closed:
                 continue
-            stream = each.halves.stream
+            stream = each.last.stream
             # A communicator that gave up waits for nobody, and is closed as it is.
-            with suppress(FaultError, PeerGaveUp, PoisonedError), each.halves.entered():
+            with suppress(FaultError, PeerGaveUp, PoisonedError), each.last.entered():
                 if each.hook is not None:
                     each.hook()
                 if each.communicator.round == "dispatched":
@@ -341,15 +356,17 @@ class LatencyLane(Rounds[_Round]):
                 return each
         return None
 
-    def _acquire(self) -> _Round:
-        """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up."""
+    def _acquire(self, ordered: InPlace | Ordered) -> _Round:
+        """Begins the call of a round that is not open: an idle one, a new one, or the oldest open one, given
+        up. Returns the round.
+        """
         for each in self._all:
             # A call that failed on its way left a half: the communicator says why.
             if each not in self._open and each.hook is None:
-                return each
+                return each.begin(ordered)
         if len(self._all) < MOST_OPEN:
             self._all.append(_Round(self._connect()))
-            return self._all[-1]
+            return self._all[-1].begin(ordered)
         oldest = self._open[0] if self._open else self._all[0]
         if oldest.hook is not None:
             raise OrderError(
@@ -359,6 +376,7 @@ class LatencyLane(Rounds[_Round]):
         # A call that failed after it was sent returned no handle: nobody will combine its round.
         if oldest.handle is not None:
             self._require_room()
+        oldest.begin(ordered)
         self._open.remove(oldest)
         try:
             oldest.communicator.give_up()

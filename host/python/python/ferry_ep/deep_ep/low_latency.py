@@ -13,7 +13,7 @@ from ..errors import ArgumentError, ClosedError
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
 from .checks import require_rows, require_tensor, signature
-from .events import WITH_HOOK, EventOverlap, InPlace, Ordered
+from .events import UNORDERED, EventOverlap, InPlace, Ordered, mark_used
 from .latency_rounds import Blocks, LatencyHandle, LatencyLane
 from .powers import pack, to_powers_of_two
 from .rows import GROUP
@@ -202,6 +202,9 @@ class LowLatency(Absent):
             tensors = tensors and signature(x)
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, topk_weights, out)
+            if zero_copy:
+                # The handle's memory may be of another stream, and be freed before the work is done.
+                mark_used(x)
             sums, hook = given.lane.combine(
                 x,
                 topk_idx,
@@ -288,9 +291,9 @@ def _require_handle(handle: Any) -> LatencyHandle:
 
 
 def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hook: bool) -> InPlace | Ordered:
-    """Returns the block of a call's work: with a hook in the current stream, whatever came before."""
+    """Returns the block of a call's work: with a hook in the current stream."""
     if not return_recv_hook:
         return runtime.streams.ordered(like.device, None, async_finish, False)
     if async_finish:
         raise ArgumentError("async_finish and return_recv_hook are True, but only one of them can be")
-    return WITH_HOOK
+    return UNORDERED

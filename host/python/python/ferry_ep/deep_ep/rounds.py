@@ -273,7 +273,7 @@ class Lane(Rounds[Round]):
         """Opens a round. With ``rows`` outputs have so many, and the host does not wait; else they have as
         many as come, and it waits for that number. ``is_plain``: whether inputs need no description.
         """
-        halves = ordered.halves(ids)
+        halves = ordered.halves(ids.device)
         if rows is None and halves.is_captured:
             raise ArgumentError(
                 "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "

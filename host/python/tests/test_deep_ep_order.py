@@ -1,0 +1,292 @@
+"""Launches of one communicator are in order, whatever streams random calls of ``ferry_ep.deep_ep`` are on: on
+streams that know which launches come before their next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from types import SimpleNamespace
+
+import ferry_ep as ferry
+import pytest
+from ferry_ep.outputs import TENSORS
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("ferry_ep.deep_ep")
+from ferry_ep.deep_ep import events, latency_rounds, low_latency  # noqa: E402
+
+CUDA = torch.device("cuda", 0)
+#: Calls of a sequence.
+CALLS = 60
+
+
+class Event:
+    """Launches that come before it, and whether it is captured."""
+
+    def record(self, stream):
+        assert stream.cuda_stream != 0 or not any(each.captured is not None for each in stream.gpu.streams)
+        self.before, self.is_captured = dict(stream.before), stream.captured is not None
+
+
+class Stream:
+    """A stream that counts launches, by stream, which come before its next one; captured ones apart."""
+
+    device = CUDA
+
+    def __init__(self, gpu, handle):
+        self.gpu, self.cuda_stream, self.stream_id = gpu, handle, -1
+        self.eager, self.captured = {}, None
+
+    @property
+    def before(self):
+        return self.eager if self.captured is None else self.captured
+
+    def wait_stream(self, other):
+        if self.gpu.fails:
+            raise RuntimeError("CUDA error")
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def wait_event(self, event):
+        if event.is_captured and self.captured is None:
+            self.captured = {}
+        assert event.is_captured == (self.captured is not None), "a capture waits for what is not captured"
+        for handle, launches in event.before.items():
+            self.before[handle] = max(launches, self.before.get(handle, 0))
+
+
+class Gpu:
+    """Streams by their handles, of which the first is the default one."""
+
+    def __init__(self):
+        self.streams, self.fails = [], False
+        for _ in range(3):
+            self.stream()
+        self.current = self.streams[0]
+
+    def stream(self, device=None, priority=0):
+        self.streams.append(Stream(self, len(self.streams)))
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def capture(self, communicators):
+        """A capture on the current stream, whose launches are none afterwards."""
+        self.current.captured = {}
+        yield
+        for each in self.streams:
+            each.captured = None
+        for each in communicators:
+            each.last[True] = (0, 0)
+
+
+class Tensor:
+    """A tensor, by what is asked of it."""
+
+    def __init__(self, device=CUDA):
+        self.device, self.is_cuda, self.shape = device, device.type == "cuda", (2, 1, 8)
+
+    def __len__(self):
+        return 2
+
+    def view(self, *shape):
+        return self
+
+    def record_stream(self, stream):
+        pass
+
+
+class Communicator:
+    """Notes the launch of each call, and asserts that it comes after the last one."""
+
+    device, closed, rank, max_sms = "cuda:0", False, 0, None
+    _copies, _peers = True, (None, None)
+
+    def __init__(self, gpu):
+        self.gpu, self.round = gpu, "idle"
+        #: Stream and number of the last launch, captured or not.
+        self.last = {False: (0, 0), True: (0, 0)}
+
+    def launch(self, before, after, stream=None):
+        assert self.round in before
+        stream = self.gpu.current if stream is None else stream
+        is_captured = stream.captured is not None
+        of, number = self.last[is_captured]
+        assert stream.before.get(of, 0) >= number, f"{self.round} on {of}, then {after} on another stream"
+        handle = stream.cuda_stream
+        stream.before[handle] = stream.before.get(handle, 0) + 1
+        self.last[is_captured], self.round = (handle, stream.before[handle]), after
+
+    def outputs(self, like, id_type):
+        return SimpleNamespace(**dict.fromkeys(TENSORS, Tensor()) | {"scales": None})
+
+    def dispatch(self, x, ids, out):
+        if ids.device != CUDA:
+            raise ferry.ArgumentError("ids are on the CPU")
+        self.launch({"idle"}, "dispatched")
+
+    def dispatch_async(self, x, ids):
+        self.launch({"idle"}, "dispatch sent")
+
+    def dispatch_wait(self, out):
+        self.launch({"dispatch sent"}, "dispatched")
+
+    def combine(self, rows, topk_weights, out):
+        self.launch({"dispatched"}, "idle")
+
+    def combine_async(self, rows, topk_weights, out):
+        self.launch({"dispatched"}, "combine sent")
+
+    def combine_wait(self):
+        self.launch({"combine sent"}, "idle")
+
+    def give_up(self, stream=None):
+        self.launch({"dispatched"}, "idle", stream)
+
+    def synchronize(self, stream):
+        pass
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    made = Gpu()
+    for name, value in (
+        ("is_initialized", lambda: True),
+        ("current_stream", lambda device=None: made.current),
+        ("default_stream", lambda device: made.streams[0]),
+        ("ExternalStream", lambda handle, device: made.streams[handle]),
+        ("stream", made.on),
+        ("Stream", made.stream),
+        ("Event", Event),
+        ("is_current_stream_capturing", lambda: made.current.captured is not None),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: made.current.cuda_stream, raising=False
+    )
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **options: Tensor())
+    monkeypatch.setattr(latency_rounds, "signature", lambda *values: None)
+    monkeypatch.setattr(latency_rounds, "_retain", lambda communicator: None)
+    return made
+
+
+class Calls:
+    """Calls of a buffer, on streams that follow from a seed."""
+
+    def __init__(self, gpu, seed=0):
+        self.gpu, self.choose = gpu, random.Random(seed)
+        self.runtime = SimpleNamespace(streams=events.Streams())
+        self.communicators = []
+        self.lane = latency_rounds.LatencyLane(self.connect, (4, 8, 2), 1, False)
+        #: One that calls of normal mode launch.
+        self.normal = Communicator(gpu)
+        self.handles, self.hooks = [], []
+
+    def connect(self):
+        self.communicators.append(Communicator(self.gpu))
+        return self.communicators[-1]
+
+    def dispatch(self, is_async=False, is_split=False, device=CUDA):
+        ids = Tensor(device)
+        with low_latency._ordered(self.runtime, ids, is_async, is_split) as ordered:
+            _, handle, hook = self.lane.dispatch(
+                Tensor(device), ids, ordered=ordered, is_split=is_split, is_plain=False
+            )
+        self.handles.append(handle)
+        self.hooks.append(hook)
+        return ordered.event
+
+    def combine(self, is_async=False, is_split=False, handle=None):
+        handle = handle or self.choose.choice(self.handles)
+        tensors = [Tensor() for _ in range(3)]
+        with low_latency._ordered(self.runtime, tensors[0], is_async, is_split) as ordered:
+            _, hook = self.lane.combine(
+                *tensors, handle, ordered=ordered, out=Tensor(), is_plain=False, is_split=is_split
+            )
+        self.hooks.append(hook)
+        return ordered.event
+
+    def call_of_normal_mode(self, is_async):
+        with self.runtime.streams.ordered(CUDA, None, is_async, False) as ordered:
+            self.normal.launch({"idle"}, "idle")
+        return ordered.event
+
+    def call_hooks(self):
+        hooks, self.hooks = self.hooks, []
+        for hook in hooks:
+            if hook is not None:
+                hook()
+
+    def make_some(self, calls, streams):
+        """Makes random calls on random ones of these streams."""
+        for _ in range(calls):
+            self.gpu.current = self.choose.choice(streams)
+            kind, is_async = self.choose.randrange(10), self.choose.random() < 0.3
+            options = {"is_async": is_async, "is_split": not is_async and self.choose.random() < 0.5}
+            event = None
+            with contextlib.suppress(ferry.OrderError):
+                if kind < 4:
+                    event = self.dispatch(**options)
+                elif kind < 7 and self.handles:
+                    event = self.combine(**options)
+                elif kind == 7:
+                    event = self.call_of_normal_mode(is_async)
+                elif kind == 8:
+                    with pytest.raises(ferry.ArgumentError):
+                        self.dispatch(device=torch.device("cpu"))
+            if event is not None and event.event is not None:
+                event.current_stream_wait()
+            self.gpu.current = self.choose.choice(streams)
+            if self.choose.random() < 0.6:
+                self.call_hooks()
+
+    def make_all(self):
+        gpu, callers = self.gpu, self.gpu.streams[:3]
+        for _ in range(3):
+            self.make_some(CALLS // 4, callers)
+            self.call_hooks()
+            captured = self.choose.sample(callers[1:], 2)
+            gpu.current = captured[0]
+            with gpu.capture([*self.communicators, self.normal]):
+                captured[1].wait_stream(captured[0])
+                self.make_some(CALLS // 12, captured)
+                self.call_hooks()
+        # The last call was captured, or not.
+        self.make_some(self.choose.choice([0, CALLS // 12]), callers)
+        gpu.current = self.choose.choice(callers)
+        self.lane.end()
+        assert all(each.round == "idle" for each in self.communicators)
+
+
+@pytest.mark.filterwarnings("ignore:ferry_ep.deep_ep. a .*combine had")
+@pytest.mark.parametrize("seed", range(200))
+def test_launches_of_a_communicator_are_in_order(gpu, seed):
+    Calls(gpu, seed).make_all()
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_round_stays_open_if_a_call_cannot_begin(gpu, is_split):
+    """No stream can wait for another one: then nothing was given up or sent, and a later call is right."""
+    calls = Calls(gpu)
+    for _ in range(2):
+        calls.dispatch()
+    gpu.current, gpu.fails = gpu.streams[1], True
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            calls.dispatch(is_split=is_split)
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            calls.combine(handle=calls.handles[1], is_split=is_split)
+        assert [each.round for each in calls.communicators] == ["dispatched"] * 2
+    gpu.fails = False
+    for handle in calls.handles:
+        calls.combine(handle=handle)
+    assert [each.round for each in calls.communicators] == ["idle"] * 2
