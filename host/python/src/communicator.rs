@@ -344,6 +344,11 @@ impl Communicator {
         let waited = interrupt::detach(py, || device.synchronize(handle(stream)))?;
         waited.map_err(errors::from)
     }
+
+    /// Number of the capture that `stream` is in, if it is.
+    fn _capture(&self, stream: u64) -> PyResult<Option<u64>> {
+        Ok(self.device_of()?.capture(handle(stream)))
+    }
 }
 
 impl Communicator {

@@ -22,11 +22,11 @@ CALLS = 60
 
 
 class Event:
-    """Launches that come before it, and whether it is captured."""
+    """Launches that come before it, and the number of the capture in which it is."""
 
     def record(self, stream):
-        assert stream.cuda_stream != 0 or not any(each.captured is not None for each in stream.gpu.streams)
-        self.before, self.is_captured = dict(stream.before), stream.captured is not None
+        assert stream.cuda_stream != 0 or not any(each.capture for each in stream.gpu.streams)
+        self.before, self.capture = dict(stream.before), stream.capture
 
 
 class Stream:
@@ -36,11 +36,11 @@ class Stream:
 
     def __init__(self, gpu, handle):
         self.gpu, self.cuda_stream, self.stream_id = gpu, handle, -1
-        self.eager, self.captured = {}, None
+        self.eager, self.captured, self.capture = {}, {}, 0
 
     @property
     def before(self):
-        return self.eager if self.captured is None else self.captured
+        return self.captured if self.capture else self.eager
 
     def wait_stream(self, other):
         if self.gpu.fails:
@@ -50,9 +50,8 @@ class Stream:
         self.wait_event(event)
 
     def wait_event(self, event):
-        if event.is_captured and self.captured is None:
-            self.captured = {}
-        assert event.is_captured == (self.captured is not None), "a capture waits for what is not captured"
+        self.capture = self.capture or event.capture
+        assert event.capture == self.capture, "a capture waits for what is not in it"
         for handle, launches in event.before.items():
             self.before[handle] = max(launches, self.before.get(handle, 0))
 
@@ -61,7 +60,7 @@ class Gpu:
     """Streams by their handles, of which the first is the default one."""
 
     def __init__(self):
-        self.streams, self.fails = [], False
+        self.streams, self.fails, self.captures = [], False, 0
         for _ in range(3):
             self.stream()
         self.current = self.streams[0]
@@ -81,10 +80,11 @@ class Gpu:
     @contextlib.contextmanager
     def capture(self, communicators):
         """A capture on the current stream, whose launches are none afterwards."""
-        self.current.captured = {}
+        self.captures += 1
+        self.current.capture = self.captures
         yield
         for each in self.streams:
-            each.captured = None
+            each.captured, each.capture = {}, 0
         for each in communicators:
             each.last[True] = (0, 0)
 
@@ -112,14 +112,16 @@ class Communicator:
     _copies, _peers = True, (None, None)
 
     def __init__(self, gpu):
-        self.gpu, self.round = gpu, "idle"
+        self.gpu, self.round, self.is_done = gpu, "idle", True
+        self._native = SimpleNamespace(_capture=lambda handle: gpu.streams[handle].capture or None)
         #: Stream and number of the last launch, captured or not.
         self.last = {False: (0, 0), True: (0, 0)}
 
-    def launch(self, before, after, stream=None):
-        assert self.round in before
-        stream = self.gpu.current if stream is None else stream
-        is_captured = stream.captured is not None
+    def launch(self, before, after):
+        """Launches a kernel in the current stream, between these states of the round."""
+        assert self.round == before
+        stream = self.gpu.current
+        is_captured, self.is_done = stream.capture != 0, False
         of, number = self.last[is_captured]
         assert stream.before.get(of, 0) >= number, f"{self.round} on {of}, then {after} on another stream"
         handle = stream.cuda_stream
@@ -132,28 +134,29 @@ class Communicator:
     def dispatch(self, x, ids, out):
         if ids.device != CUDA:
             raise ferry.ArgumentError("ids are on the CPU")
-        self.launch({"idle"}, "dispatched")
+        self.launch("idle", "dispatched")
 
     def dispatch_async(self, x, ids):
-        self.launch({"idle"}, "dispatch sent")
+        self.launch("idle", "dispatch sent")
 
     def dispatch_wait(self, out):
-        self.launch({"dispatch sent"}, "dispatched")
+        self.launch("dispatch sent", "dispatched")
 
     def combine(self, rows, topk_weights, out):
-        self.launch({"dispatched"}, "idle")
+        self.launch("dispatched", "idle")
 
     def combine_async(self, rows, topk_weights, out):
-        self.launch({"dispatched"}, "combine sent")
+        self.launch("dispatched", "combine sent")
 
     def combine_wait(self):
-        self.launch({"combine sent"}, "idle")
+        self.launch("combine sent", "idle")
 
-    def give_up(self, stream=None):
-        self.launch({"dispatched"}, "idle", stream)
+    def give_up(self):
+        self.launch("dispatched", "idle")
 
-    def synchronize(self, stream):
-        pass
+    def synchronize(self):
+        of, number = self.last[False]
+        self.is_done = self.gpu.current.before.get(of, 0) >= number
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ def gpu(monkeypatch):
         ("stream", made.on),
         ("Stream", made.stream),
         ("Event", Event),
-        ("is_current_stream_capturing", lambda: made.current.captured is not None),
+        ("is_current_stream_capturing", lambda: made.current.capture != 0),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(
@@ -217,7 +220,7 @@ class Calls:
 
     def call_of_normal_mode(self, is_async):
         with self.runtime.streams.ordered(CUDA, None, is_async, False) as ordered:
-            self.normal.launch({"idle"}, "idle")
+            self.normal.launch("idle", "idle")
         return ordered.event
 
     def call_hooks(self):
@@ -264,7 +267,7 @@ class Calls:
         self.make_some(self.choose.choice([0, CALLS // 12]), callers)
         gpu.current = self.choose.choice(callers)
         self.lane.end()
-        assert all(each.round == "idle" for each in self.communicators)
+        assert all(each.round == "idle" and each.is_done for each in self.communicators)
 
 
 @pytest.mark.filterwarnings("ignore:ferry_ep.deep_ep. a .*combine had")

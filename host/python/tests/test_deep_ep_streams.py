@@ -203,11 +203,8 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
 
 
 def test_the_handles_memory_is_marked_as_used(cuda):
-    memory = Recorded("memory", cuda.log)
-    for cuda.capturing[0] in (True, False):
-        cuda.log.clear()
-        events.mark_used(memory)
-        assert cuda.log == ([] if cuda.capturing[0] else ["memory is used on caller"])
+    events.mark_used(Recorded("memory", cuda.log))
+    assert cuda.log == ["memory is used on caller"]
 
 
 @pytest.mark.parametrize("allocate", [False, True])
@@ -278,8 +275,6 @@ def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
     log.clear()
     cuda.capturing[0] = True
     assert events.Halves.of(OnDevice.device).is_captured
-    with halves.entered():
-        assert torch.cuda.current_stream().name == "stream 2"
     halves.follow(Recorded("result", log))
     current[0] = 1
     halves.follow(Recorded("result", log))
@@ -296,5 +291,3 @@ def test_on_the_cpu_a_hook_waits_for_no_stream():
     halves = events.Halves.of(torch.device("cpu"))
     halves.follow(torch.zeros(1))
     assert halves.stream is None and not halves.is_captured
-    with halves.entered():
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "UNORDERED",
+    "IN_CURRENT",
     "EventHandle",
     "EventOverlap",
     "Halves",
@@ -153,7 +152,7 @@ class Streams:
                 or found.handle != torch._C._cuda_getCurrentRawStream(found.index)
             ):
                 if device.type != "cuda":
-                    return UNORDERED
+                    return IN_CURRENT
                 found = self._take_current(device)
             # The default stream is never captured, and engines are there unless they capture.
             if found is not None and (found.handle == 0 or not torch.cuda.is_current_stream_capturing()):
@@ -201,7 +200,7 @@ def current_handle(device: torch.device | None) -> int:
 
 
 class Halves:
-    """Stream of the last half of a call, torch's current one when that was made; none on the CPU."""
+    """Stream of a call, then of its other half: torch's current one when that was made; none on the CPU."""
 
     def __init__(self, device: torch.device | None, handle: int, is_captured: bool) -> None:
         """Takes the GPU, its current stream's handle, and whether that is captured."""
@@ -221,22 +220,10 @@ class Halves:
             return None
         return stream_of(self.handle, self._device)
 
-    def entered(self) -> AbstractContextManager[Any]:
-        """Returns a block in which the stream is torch's current one."""
-        return nullcontext() if self._device is None else torch.cuda.stream(self.stream)
-
     def begin(self, last: Halves) -> None:
-        """Lets its stream, which is torch's current one, wait for the call ``last``: both are captured, or
-        none is. A captured call waits for one of the same capture alone.
-        """
-        if last.handle == self.handle or last._device is None:
-            return
-        if self.is_captured:
-            # It was captured once, and so is never the default stream, which must not be asked in a capture.
-            with last.entered():
-                if not torch.cuda.is_current_stream_capturing():
-                    return
-        torch.cuda.current_stream(self._device).wait_stream(last.stream)
+        """Lets its stream, which is torch's current one, wait for that of an earlier call."""
+        if last.handle != self.handle and last._device is not None:
+            torch.cuda.current_stream(self._device).wait_stream(last.stream)
 
     def follow(self, *tensors: Tensor | None) -> None:
         """Notes the current stream for the second half. If it is another one, it waits for that of the first,
@@ -292,9 +279,8 @@ class InPlace:
             _record(torch.cuda.current_stream(self.device), made.tensors)
 
 
-#: Work that waits for nothing but its communicator's last call: with a hook in torch's current stream, or on
-#: the CPU, where all is in order.
-UNORDERED = InPlace(None, None, 0)
+#: Work with a hook in torch's current stream, whatever that is; and all work on the CPU.
+IN_CURRENT = InPlace(None, None, 0)
 
 
 class Ordered:
@@ -397,8 +383,8 @@ class Ordered:
 
 
 def mark_used(tensor: Tensor) -> None:
-    """Tells the allocator that torch's current stream uses a tensor; not in a capture, which it refuses."""
-    if tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
+    """Tells the allocator that torch's current stream uses a tensor, if it is on a GPU."""
+    if tensor.is_cuda:
         _record(torch.cuda.current_stream(tensor.device), (tensor,))
 
 

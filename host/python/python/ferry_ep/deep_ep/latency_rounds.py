@@ -18,7 +18,7 @@ from ..torch import _retain
 from . import anew
 from .anew import Memory
 from .checks import signature
-from .events import Halves, InPlace, Ordered
+from .events import IN_CURRENT, Halves, InPlace, Ordered
 from .rounds import MOST_OPEN, Rounds
 from .rows import GROUP
 from .sources import Sources
@@ -151,24 +151,29 @@ class _Round:
         self.handle: LatencyHandle | None = None
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
-        #: Streams of the last call, of the last one that was not captured, and of the last one that was.
-        self.halves = self.last = self._captured = Halves(None, 0, False)
+        #: Streams of the last call, and of the last one that was not captured. Hooks note theirs in them.
+        self.halves = self._last = Halves(None, 0, False)
+        #: Number of the last capture that had a call, and the stream of its last one.
+        self._captured: tuple[int | None, Halves] = (None, self._last)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         self.memory = Memory(communicator)
         self._outputs: _Outputs | None = None
 
     def begin(self, ordered: InPlace | Ordered) -> Self:
-        """Begins a call of the communicator in torch's current stream, after the last call in any. Captured
-        ones are apart: they are none until their graph is launched.
+        """Begins a call of the communicator in torch's current stream, after the last call in any. Those of
+        each capture are apart: they are none until its graph is launched.
         """
         halves = ordered.halves(self.memory.device)
         if halves.is_captured:
-            halves.begin(self._captured)
-            self._captured = halves
+            capture = self.communicator._native._capture(halves.handle)
+            number, last = self._captured
+            if number == capture:
+                halves.begin(last)
+            self._captured = capture, halves
         else:
-            halves.begin(self.last)
-            self.last = halves
+            halves.begin(self._last)
+            self._last = halves
         self.halves = halves
         return self
 
@@ -338,14 +343,14 @@ class LatencyLane(Rounds[_Round]):
         for each in self._all:
             if each.communicator.closed:
                 continue
-            stream = each.last.stream
             # A communicator that gave up waits for nobody, and is closed as it is.
-            with suppress(FaultError, PeerGaveUp, PoisonedError), each.last.entered():
+            with suppress(FaultError, PeerGaveUp, PoisonedError):
+                each.begin(IN_CURRENT)
                 if each.hook is not None:
                     each.hook()
                 if each.communicator.round == "dispatched":
-                    each.communicator.give_up(stream=stream)
-                each.communicator.synchronize(stream=stream)
+                    each.communicator.give_up()
+                each.communicator.synchronize()
             each.handle = None
         self._open.clear()
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, ClosedError
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
 from .checks import require_rows, require_tensor, signature
-from .events import UNORDERED, EventOverlap, InPlace, Ordered, mark_used
+from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, mark_used
 from .latency_rounds import Blocks, LatencyHandle, LatencyLane
 from .powers import pack, to_powers_of_two
 from .rows import GROUP
@@ -296,4 +296,4 @@ def _ordered(runtime: Runtime, like: Tensor, async_finish: bool, return_recv_hoo
         return runtime.streams.ordered(like.device, None, async_finish, False)
     if async_finish:
         raise ArgumentError("async_finish and return_recv_hook are True, but only one of them can be")
-    return UNORDERED
+    return IN_CURRENT
