@@ -37,6 +37,8 @@ class Stream:
     def __init__(self, gpu, handle):
         self.gpu, self.cuda_stream, self.stream_id = gpu, handle, -1
         self.eager, self.captured, self.capture = {}, {}, 0
+        #: Tensors that the allocator knows to be used on it, beside that on which they were made.
+        self.used = []
 
     @property
     def before(self):
@@ -102,7 +104,7 @@ class Tensor:
         return self
 
     def record_stream(self, stream):
-        pass
+        stream.used.append(self)
 
 
 class Communicator:
@@ -274,6 +276,16 @@ class Calls:
 @pytest.mark.parametrize("seed", range(200))
 def test_launches_of_a_communicator_are_in_order(gpu, seed):
     Calls(gpu, seed).make_all()
+
+
+def test_the_end_on_another_stream_says_what_its_hooks_use(gpu):
+    calls = Calls(gpu)
+    for _ in range(2):
+        calls.dispatch(is_split=True)
+    calls.hooks.clear()
+    gpu.current = gpu.streams[1]
+    calls.lane.end()
+    assert len(gpu.current.used) == 2 * (len(TENSORS) - 1) and gpu.streams[0].used == []
 
 
 @pytest.mark.parametrize("is_split", [False, True])

@@ -264,7 +264,9 @@ class InPlace:
         pass
 
     def halves(self, device: torch.device) -> Halves:
-        """Returns the stream of a call on a device, which has no other half."""
+        """Returns the stream of a call on a device: one object for all calls in place, which have no other
+        half, and for each call of :data:`IN_CURRENT` a new one.
+        """
         return self._halves if device == self.device else Halves.of(device)
 
     def reads(self, *tensors: Tensor | None) -> None:

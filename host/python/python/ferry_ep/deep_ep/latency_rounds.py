@@ -345,9 +345,9 @@ class LatencyLane(Rounds[_Round]):
                 continue
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
-                each.begin(IN_CURRENT)
                 if each.hook is not None:
                     each.hook()
+                each.begin(IN_CURRENT)
                 if each.communicator.round == "dispatched":
                     each.communicator.give_up()
                 each.communicator.synchronize()
