@@ -28,6 +28,7 @@ from .checks import (
 from .events import EventHandle, EventOverlap
 from .handle import Handle, Routing
 from .low_latency import LowLatency
+from .rounds import Answers
 from .rows import Rows, rows_of
 from .runtime import Checked, Runtime, layout_of
 from .settings import Settings, say_once
@@ -367,10 +368,7 @@ class Buffer(LowLatency):
         if hidden is None:
             hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
         return runtime.combine(
-            x,
-            topk_weights,
-            initial,
-            routing,
+            Answers(x, topk_weights, initial, routing),
             hidden=hidden,
             is_plain=tensors is not None,
             num_sms=num_sms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .handle import LaneKey, Routing
 from .rows import GROUP, Rows
 from .settings import say_once
 
-__all__ = ["Lane", "Round"]
+__all__ = ["Answers", "Lane", "Round"]
 
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
@@ -50,6 +50,19 @@ _PLACES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 #: Most places that a round remembers.
 _MOST_PLACES = 1024
+
+
+class Answers(NamedTuple):
+    """What a combine sends back for the rows of a dispatch."""
+
+    rows: Tensor
+    """BF16 ``[rows, hidden]``."""
+    weights: Tensor | None
+    """f32 ``[rows, top_k]``, which return, too; ``None`` if the caller asks for none."""
+    initial: tuple[Tensor, ...]
+    """BF16 ``[tokens, hidden]`` each, with which sums begin."""
+    routing: Routing
+    """That of the dispatch."""
 
 
 class Round:
@@ -182,15 +195,9 @@ class Round:
         id_type = "i64" if ids.dtype == torch.int64 else "i32"
         return self.communicator.outputs(x.tokens, rows, id_type=id_type)
 
-    def combine(
-        self,
-        rows: Tensor,
-        weights: Tensor | None,
-        initial: tuple[Tensor, ...],
-        routing: Routing,
-        is_plain: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def combine(self, answers: Answers, is_plain: bool) -> tuple[Tensor, Tensor | None]:
         """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
+        rows, weights, initial, routing = answers
         new, tokens, is_wanted = self._memory.now(), routing.topk[0], weights is not None
         sums = new((tokens, self._hidden), (self._hidden, 1), torch.bfloat16)
         # The plan's rows bring weights, wanted or not.
@@ -322,19 +329,12 @@ class Lane(Rounds[Round]):
         return arrived
 
     def combine(
-        self,
-        rows: Tensor,
-        weights: Tensor | None,
-        initial: tuple[Tensor, ...],
-        routing: Routing,
-        opened: Round | None,
-        *,
-        num_sms: int,
-        is_plain: bool,
+        self, answers: Answers, opened: Round | None, *, num_sms: int, is_plain: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Ends the round of ``routing``, ``opened``; repeats its dispatch first if there is none. Arguments
-        are those of :meth:`.Runtime.combine`.
+        """Ends the round of a routing, ``opened``; repeats its dispatch first if there is none. ``is_plain``:
+        whether tensors need no description.
         """
+        routing = answers.routing
         if opened is None:
             self._repeat(routing, self.key[2], num_sms)
             opened = self.find(routing)
@@ -342,7 +342,7 @@ class Lane(Rounds[Round]):
         self._open.remove(opened)
         try:
             opened.limit(num_sms)
-            results = opened.combine(rows, weights, initial, routing, is_plain)
+            results = opened.combine(answers, is_plain)
         except BaseException:
             self._note_failure(opened, routing)
             raise

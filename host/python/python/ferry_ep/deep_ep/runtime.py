@@ -18,7 +18,7 @@ from .checks import signature
 from .events import EventOverlap, InPlace, Ordered, Streams
 from .handle import Handle, Routing
 from .latency_rounds import LatencyLane
-from .rounds import Lane, Round
+from .rounds import Answers, Lane, Round
 from .rows import Rows, given
 from .settings import Settings
 from .tuning import latency_plan_of, max_tokens, plan_of
@@ -252,20 +252,12 @@ class Runtime:
         return given(rows, scales), ordered.event
 
     def combine(
-        self,
-        rows: Tensor,
-        weights: Tensor | None,
-        initial: tuple[Tensor, ...],
-        routing: Routing,
-        *,
-        hidden: int,
-        is_plain: bool,
-        num_sms: int,
-        order: Order,
+        self, answers: Answers, *, hidden: int, is_plain: bool, num_sms: int, order: Order
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the rows of each token of ``routing``, of ``hidden`` elements, at its source, beginning with
-        ``initial``. ``weights`` return, too. ``is_plain``: whether tensors need no description.
+        """Sums the rows of each token, of ``hidden`` elements, at its source. ``is_plain``: whether tensors
+        need no description.
         """
+        rows, weights, initial, routing = answers
         lane = self._lanes.get(routing.key)
         opened = None if lane is None or hidden != lane.key[2] else lane.find(routing)
         if lane is None or opened is None:
@@ -274,9 +266,7 @@ class Runtime:
             if ordered.is_apart:
                 ordered.reads(rows, weights, *initial)
             ordered.keeps(routing)
-            sums, returned = lane.combine(
-                rows, weights, initial, routing, opened, num_sms=num_sms, is_plain=is_plain
-            )
+            sums, returned = lane.combine(answers, opened, num_sms=num_sms, is_plain=is_plain)
             if weights is not None and self._settings.sums_weights:
                 returned = self._add(weights, routing, lane.tokens)
             if ordered.is_apart:
