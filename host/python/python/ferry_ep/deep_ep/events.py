@@ -215,12 +215,10 @@ class Halves:
 
     @property
     def stream(self) -> Any:
-        """The stream; ``None`` on the CPU."""
-        if self._device is None:
-            return None
+        """The stream, on a GPU."""
         return stream_of(self.handle, self._device)
 
-    def begin(self, last: Halves) -> None:
+    def wait_for(self, last: Halves) -> None:
         """Lets its stream, which is torch's current one, wait for that of an earlier call."""
         if last.handle != self.handle and last._device is not None:
             torch.cuda.current_stream(self._device).wait_stream(last.stream)

@@ -169,10 +169,10 @@ class _Round:
             capture = self.communicator._native._capture(halves.handle)
             number, last = self._captured
             if number == capture:
-                halves.begin(last)
+                halves.wait_for(last)
             self._captured = capture, halves
         else:
-            halves.begin(self._last)
+            halves.wait_for(self._last)
             self._last = halves
         self.halves = halves
         return self
