@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use ferry_build::{Artifact, Package, Variant, build, build_all};
+use ferry_build::{Artifact, Package, Variant, all_variants, build_each};
 use ferry_ptx_tools::{
     CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble, build_own,
 };
@@ -44,19 +44,23 @@ impl Mode {
 
 /// Builds and assembles every package, prints the table, and checks or renews the digests.
 pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<()> {
+    judge_all(places, CodeGenerator::Stock, &digests(places, arch)?, mode)
+}
+
+/// Builds and assembles every package, and prints nothing.
+pub(crate) fn digests(places: &Places, arch: Option<Variant>) -> Result<Vec<(Package, Digest)>> {
     let Places { root, target_dir } = places;
-    let mut digests = Vec::new();
-    for package in DIGESTED {
-        let artifacts = match arch {
-            Some(variant) => vec![build(root, target_dir, package, variant)?],
-            None => build_all(root, target_dir, package)?,
-        };
-        digests.push((
-            package,
-            Digest::of(package, CodeGenerator::Stock, &artifacts, target_dir)?,
-        ));
-    }
-    judge_all(places, CodeGenerator::Stock, &digests, mode)
+    let mut wanted = all_variants(&DIGESTED);
+    wanted.retain(|(_, variant)| arch.is_none_or(|only| *variant == only));
+    let artifacts = build_each(root, target_dir, &wanted)?;
+    let of_packages = artifacts.chunk_by(|one, next| one.package == next.package);
+    of_packages
+        .map(|artifacts| {
+            let package = artifacts[0].package;
+            let digest = Digest::of(package, CodeGenerator::Stock, artifacts, target_dir)?;
+            Ok((package, digest))
+        })
+        .collect()
 }
 
 /// Does the same as [`run`] with `rustc_codegen_nvvm` of a checkout of rust-cuda. Digests belong to one
@@ -145,7 +149,7 @@ fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
 }
 
 /// Prints the table, then judges every digest.
-fn judge_all(
+pub(crate) fn judge_all(
     places: &Places,
     generator: CodeGenerator,
     digests: &[(Package, Digest)],

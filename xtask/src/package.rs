@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry_build::{
-    PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, build, build_all, place,
+    Artifact, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, all_variants,
+    build_each, place,
 };
 use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict, for_one_node};
 use xshell::{Shell, cmd};
@@ -184,18 +185,28 @@ fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
     for subfolder in ["options", "rows"] {
         fs::create_dir_all(folder.join(subfolder))?;
     }
-    for (of_all, of_node) in [
+    let packages = [
         (Package::Kernels, Package::NodeKernels),
         (Package::Options, Package::NodeOptions),
         (Package::Rows, Package::NodeRows),
-    ] {
-        let mut staged = build_all(root, target_dir, of_all)?;
+    ];
+    let mut wanted = Vec::new();
+    for (of_all, of_node) in packages {
+        wanted.extend(all_variants(&[of_all]));
+        let compared = all_variants(&[of_node]).into_iter();
+        wanted.extend(compared.filter(|(_, variant)| full || *variant == Variant::Sm90a));
+    }
+    let built = build_each(root, target_dir, &wanted)?;
+    for (of_all, of_node) in packages {
+        let of_all = built.iter().filter(|artifact| artifact.package == of_all);
+        let mut staged: Vec<_> = of_all.cloned().collect();
         for artifact in &mut staged {
             let name = place(of_node, artifact.variant);
             let text = for_one_node(&fs::read_to_string(&artifact.ptx_path)?)?;
-            if full || artifact.variant == Variant::Sm90a {
-                let compiled = build(root, target_dir, of_node, artifact.variant)?.ptx_path;
-                require_same_kernels(&fs::read_to_string(compiled)?, &text)
+            let is_same =
+                |other: &&Artifact| (other.package, other.variant) == (of_node, artifact.variant);
+            if let Some(compiled) = built.iter().find(is_same) {
+                require_same_kernels(&fs::read_to_string(&compiled.ptx_path)?, &text)
                     .with_context(|| name.clone())?;
             }
             artifact.package = of_node;

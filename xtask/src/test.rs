@@ -5,8 +5,10 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
+use ferry_ptx_tools::CodeGenerator;
 use xtask_front::WORKSPACE_FEATURES;
 
 use crate::build_ptx::{self, Mode};
@@ -93,9 +95,18 @@ impl Tally {
 /// Runs everything and ends with one line that counts the tests.
 pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let mut tally = Tally::default();
-    let tests = run_cargo_test(places, &ALL_TESTS, &[], &mut tally);
-    let with_driver = run_driver_tests(places, &mut tally);
-    let kernels = build_ptx::run(places, None, Mode::Check);
+    let (tests, with_driver, digests) = thread::scope(|scope| {
+        // Beside the tests, of which some leave processors idle.
+        let digests = scope.spawn(|| build_ptx::digests(places, None));
+        let tests = run_cargo_test(places, &ALL_TESTS, &[], &mut tally);
+        let with_driver = run_driver_tests(places, &mut tally);
+        let digests = digests.join();
+        let digests = digests.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (tests, with_driver, digests)
+    });
+    let kernels = digests.and_then(|digests| {
+        build_ptx::judge_all(places, CodeGenerator::Stock, &digests, Mode::Check)
+    });
     tally.add_outcome(&kernels);
     let nvvm = check_nvvm(env::var_os(RUST_CUDA), &mut tally, |checkout| {
         build_ptx::run_nvvm(places, checkout, None, Mode::Check)

@@ -3,7 +3,8 @@
 use std::env;
 use std::fs::{self, File};
 use std::path::{self, Path, PathBuf};
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, ScopedJoinHandle};
 
 use ferry_layout::{Kernel, MAX_REGISTERS};
 use ferry_ptx::Module;
@@ -17,40 +18,64 @@ use crate::stamp::Stamp;
 /// Compilation target of the kernels.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Builds all variants of a package, as many at a time as there are processors.
+/// Builds variants of packages, as many at a time as there are processors, and returns them in this order.
+/// Builds of one variant take turns, so that neighbours had better be of different ones.
 ///
 /// # Errors
 ///
-/// Those of [`build`], for the first variant that fails.
-pub fn build_all(
+/// Those of [`build`]. Nothing is begun after the first one.
+pub fn build_each(
     workspace_root: &Path,
     target_dir: &Path,
-    package: Package,
+    wanted: &[(Package, Variant)],
 ) -> Result<Vec<Artifact>> {
     // Makes the bitcode before the threads start, or each thread would make it.
-    let build = &Build::prepare(workspace_root, target_dir, package)?;
-    let width = thread::available_parallelism().map_or(1, usize::from);
-    let mut artifacts = Vec::new();
-    for variants in Variant::ALL.chunks(width) {
-        let outcomes: Vec<Result<Artifact>> = thread::scope(|scope| {
-            let threads: Vec<_> = variants
-                .iter()
-                .map(|&variant| scope.spawn(move || build.run(variant)))
-                .collect();
-            threads
-                .into_iter()
-                .map(|thread| {
-                    thread
-                        .join()
-                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
-                .collect()
-        });
-        for outcome in outcomes {
-            artifacts.push(outcome?);
+    let builds: Result<Vec<_>> = wanted
+        .iter()
+        .map(|&(package, variant)| {
+            Ok((
+                Build::prepare(workspace_root, target_dir, package)?,
+                variant,
+            ))
+        })
+        .collect();
+    let (builds, next) = (builds?, AtomicUsize::new(0));
+    let run_some = || {
+        let mut outcomes = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((build, variant)) = builds.get(index) else {
+                return outcomes;
+            };
+            let outcome = build.run(*variant);
+            if outcome.is_err() {
+                next.store(builds.len(), Ordering::Relaxed);
+            }
+            outcomes.push((index, outcome));
         }
-    }
-    Ok(artifacts)
+    };
+    let mut outcomes: Vec<(usize, Result<Artifact>)> = thread::scope(|scope| {
+        let width = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..width.min(builds.len()))
+            .map(|_| scope.spawn(run_some))
+            .collect();
+        let join = |thread: ScopedJoinHandle<'_, _>| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().flat_map(join).collect()
+    });
+    outcomes.sort_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// All variants of packages, in an order for [`build_each`].
+pub fn all_variants(packages: &[Package]) -> Vec<(Package, Variant)> {
+    packages
+        .iter()
+        .flat_map(|&package| Variant::ALL.map(|variant| (package, variant)))
+        .collect()
 }
 
 /// Builds the PTX of one variant of a package, unless none of its inputs has changed.

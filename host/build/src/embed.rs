@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::compile::build_all;
+use crate::compile::{all_variants, build_each};
 use crate::error::{Error, FileContext, Result};
 use crate::package::{Artifact, FOLDER_VARIABLE, Package, Variant};
 use crate::prebuilt::{prebuilt, require};
@@ -46,7 +46,7 @@ pub const PACKAGED_MANIFEST: &str = "Cargo.toml.packaged";
 ///
 /// # Errors
 ///
-/// [`Error::Prebuilt`] for a folder that cannot be used, [`Error::NoSources`], and those of [`build_all`].
+/// [`Error::Prebuilt`] for a folder that cannot be used, [`Error::NoSources`], and those of [`build_each`].
 pub fn embed(packages: &[Package]) -> Result<()> {
     println!("cargo::rerun-if-env-changed={FOLDER_VARIABLE}");
     println!("cargo::rerun-if-env-changed=NVSHMEM_HOME");
@@ -141,14 +141,8 @@ fn built(here: &Path, packages: &[Package]) -> Result<Vec<Artifact>> {
             folder: here.into(),
         });
     };
-    let mut artifacts = Vec::new();
-    for &package in packages {
-        artifacts.extend(build_all(
-            &root,
-            target_dir.as_ref().unwrap_or(&out_dir),
-            package,
-        )?);
-    }
+    let target = target_dir.as_ref().unwrap_or(&out_dir);
+    let artifacts = build_each(&root, target, &all_variants(packages))?;
     for artifact in &artifacts {
         predate(&artifact.ptx_path)?;
     }

@@ -24,7 +24,8 @@ mod wheel;
 
 pub use command::{llvm_tools, output_of, stdout_of, toolchain_command};
 pub use compile::{
-    TARGET, build, build_all, missing_cargo, profile, rustflags, target_dir, with_limits,
+    TARGET, all_variants, build, build_each, missing_cargo, profile, rustflags, target_dir,
+    with_limits,
 };
 pub use embed::{PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, embed};
 pub use error::{Error, FileContext, PrebuiltProblem, Result};
