@@ -18,12 +18,12 @@ use crate::stamp::Stamp;
 /// Compilation target of the kernels.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Builds variants of packages, as many at a time as there are processors, and returns them in this order.
-/// Builds of one variant take turns, so that neighbours had better be of different ones.
+/// Builds variants of packages, one for each processor at a time, and returns them in the order of `wanted`.
+/// Builds of one variant take turns, so neighbours are best of different variants.
 ///
 /// # Errors
 ///
-/// Those of [`build`]. Nothing is begun after the first one.
+/// Those of [`build`]. After the first one, only what waits for its turn is still built.
 pub fn build_each(
     workspace_root: &Path,
     target_dir: &Path,
@@ -55,7 +55,9 @@ pub fn build_each(
         }
     };
     let mut outcomes: Vec<(usize, Result<Artifact>)> = thread::scope(|scope| {
-        let width = thread::available_parallelism().map_or(1, usize::from);
+        // More would wait for their variant's turn.
+        let width = thread::available_parallelism()
+            .map_or(1, |processors| processors.get().min(Variant::ALL.len()));
         let threads: Vec<_> = (0..width.min(builds.len()))
             .map(|_| scope.spawn(run_some))
             .collect();
