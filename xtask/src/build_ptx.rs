@@ -47,7 +47,7 @@ pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<
     judge_all(places, CodeGenerator::Stock, &digests(places, arch)?, mode)
 }
 
-/// Builds and assembles every package, and prints nothing.
+/// Builds and assembles every package.
 pub(crate) fn digests(places: &Places, arch: Option<Variant>) -> Result<Vec<(Package, Digest)>> {
     let Places { root, target_dir } = places;
     let mut wanted = all_variants(&DIGESTED);

@@ -18,12 +18,12 @@ use crate::stamp::Stamp;
 /// Compilation target of the kernels.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Builds variants of packages, one for each processor at a time, and returns them in the order of `wanted`.
-/// Builds of one variant take turns, so neighbours are best of different variants.
+/// Builds variants of packages, at most one for each processor at a time, and returns them in the order of
+/// `wanted`. Builds of one variant take turns, so neighbours are best of different variants.
 ///
 /// # Errors
 ///
-/// Those of [`build`]. After the first one, only what waits for its turn is still built.
+/// Those of [`build`]. After the first one, only what was begun, or waits for its turn, is still built.
 pub fn build_each(
     workspace_root: &Path,
     target_dir: &Path,
