@@ -1,5 +1,5 @@
 """Launches of one communicator are in order, whatever streams random calls of ``ferry_ep.deep_ep`` are on: on
-streams that know which launches come before their next one.
+streams that know which launches come before their next one, and with ``--gpu`` on some of CUDA.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from ferry_ep.outputs import TENSORS
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("ferry_ep.deep_ep")
+from deep_ep_blocks import MOST, answers, back, check_rows, send, sums  # noqa: E402
+from deep_ep_rig import Tokens, same  # noqa: E402
 from ferry_ep.deep_ep import events, latency_rounds, low_latency  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 #: Calls of a sequence.
 CALLS = 60
+#: Cycles of a GPU by which a stream is late, about 50 ms.
+DELAY = 100_000_000
 
 
 class Event:
@@ -305,3 +309,113 @@ def test_a_round_stays_open_if_a_call_cannot_begin(gpu, is_split):
     for handle in calls.handles:
         calls.combine(handle=handle)
     assert [each.round for each in calls.communicators] == ["idle"] * 2
+
+
+@pytest.fixture
+def cuda_world(world, monkeypatch):
+    """Groups of ranks that share a GPU, whose waits end soon."""
+    monkeypatch.setenv("FERRY_DEEP_EP_DEADLINE", "3")
+
+    def make(ranks):
+        made = world(ranks)
+        if made.gpu is None:
+            pytest.skip("only CUDA has streams: pytest --gpu 0")
+        return made
+
+    return make
+
+
+#: Options of a call, by the name of its form.
+FORMS = {"in place": {}, "async": {"async_finish": True}, "hook": {"return_recv_hook": True}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("in place", "hook"), ("async", "hook"), ("hook", "hook"), ("hook", "async")]
+)
+def test_a_call_comes_after_one_that_is_late_in_another_stream(cuda_world, first, second):
+    of = cuda_world(2)
+    late, prompt = (Tokens(seed, of, [6, MOST], hidden=128) for seed in (72, 73))
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        of_late, of_prompt = torch.cuda.Stream(), torch.cuda.Stream()
+        _, ids, weights = late.given(rank)
+        rows, (x, other_ids, _) = answers(late, rank), prompt.given(rank)
+        handle = send(buffer, late, rank, use_fp8=False)[2]
+        torch.cuda.current_stream().synchronize()
+        with torch.cuda.stream(of_late):
+            torch.cuda._sleep(DELAY)
+            summed, _, hook = buffer.low_latency_combine(rows, ids, weights, handle, **FORMS[first])
+            if hook is not None:
+                hook()
+        with torch.cuda.stream(of_prompt):
+            received, _, handle, event, hook = buffer.low_latency_dispatch(
+                x, other_ids, MOST, prompt.experts, use_fp8=False, **FORMS[second]
+            )
+            if hook is not None:
+                hook()
+            if event.event is not None:
+                event.current_stream_wait()
+            assert len(buffer.runtime.communicators) == 1
+            of_prompt.synchronize()
+            check_rows(prompt, rank, received)
+            same(summed, sums(late, rank))
+            same(back(buffer, prompt, rank, handle)[0], sums(prompt, rank))
+        buffer.destroy()
+
+    of.run(run)
+
+
+def test_graphs_of_calls_on_two_streams(cuda_world):
+    of = cuda_world(1)
+    batches = [Tokens(74 + seed, of, [MOST], hidden=128) for seed in range(4)]
+    experts = batches[0].experts
+
+    def run(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        given = x, ids, weights = [tensor.clone() for tensor in batches[0].given(rank)]
+        factors = 1 + torch.arange(experts, device=of.device)[:, None, None] / 8
+        other = torch.cuda.Stream()
+
+        def dispatch(x):
+            return buffer.low_latency_dispatch(x, ids, MOST, experts, use_fp8=False, return_recv_hook=True)
+
+        def combine(rows, handle, **options):
+            rows = (rows.float() * factors).bfloat16()
+            return buffer.low_latency_combine(rows, ids, weights, handle, **options)
+
+        def calls():
+            current = torch.cuda.current_stream()
+            rows, _, handle, _, hook = dispatch(x)
+            other.wait_stream(current)
+            with torch.cuda.stream(other):
+                hook()
+                summed, event, _ = combine(rows, handle, async_finish=True)
+            again, _, handle, _, hook = dispatch(x + 1)
+            hook()
+            summed_again, _, hook = combine(again, handle, return_recv_hook=True)
+            hook()
+            event.current_stream_wait()
+            current.wait_stream(other)
+            return summed, summed_again, rows, again, event
+
+        calls()
+        graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+        results = []
+        for graph in graphs:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+                results.append(calls())
+        for batch in batches:
+            for tensor, fresh in zip(given, batch.given(rank), strict=True):
+                tensor.copy_(fresh)
+            for graph, (summed, summed_again, *_) in zip(graphs, results, strict=True):
+                summed.fill_(99), summed_again.fill_(99)
+                graph.replay()
+                same(summed, sums(batch, rank))
+                same(summed_again, sums(batch, rank, x=[batch.x[rank] + 1]))
+            same(calls()[0], sums(batch, rank))
+        graphs.clear(), results.clear()
+        buffer.assume_no_graphs()
+        buffer.destroy()
+
+    of.run(run)
