@@ -202,8 +202,10 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
         assert cuda.log == ["ids is used on caller"]
 
 
-def test_the_handles_memory_is_marked_as_used(cuda):
-    events.mark_used(Recorded("memory", cuda.log))
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_memory_is_marked_as_used(cuda, is_captured):
+    cuda.capturing[0] = is_captured
+    events.mark_used(Recorded("memory", cuda.log), None, torch.zeros(1))
     assert cuda.log == ["memory is used on caller"]
 
 
@@ -260,34 +262,7 @@ class OnDevice:
     is_cuda, device = True, torch.device("cuda", 0)
 
 
-def test_a_hook_on_another_stream_waits_for_the_first_half(cuda, monkeypatch):
-    current, log = [1], cuda.log
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
-    external = lambda handle, device: Stream(f"stream {handle}", log)  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
-    log.clear()
-    halves = events.Halves.of(OnDevice.device)
-    halves.follow(Recorded("result", log))
-    assert log == [] and not halves.is_captured
-    current[0] = 2
-    halves.follow(Recorded("result", log), None)
-    assert log == ["caller waits for stream 1", "result is used on caller"]
-    log.clear()
-    cuda.capturing[0] = True
-    assert events.Halves.of(OnDevice.device).is_captured
-    halves.follow(Recorded("result", log))
-    current[0] = 1
-    halves.follow(Recorded("result", log))
-    assert log == ["caller waits for stream 2"]
-
-
 def test_the_default_stream_is_found_by_its_handle(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: handle)
     assert [stream_of(handle, OnDevice.device) for handle in (0, 5)] == ["default", 5]
-
-
-def test_on_the_cpu_a_hook_waits_for_no_stream():
-    halves = events.Halves.of(torch.device("cpu"))
-    halves.follow(torch.zeros(1))
-    assert not halves.is_captured

@@ -200,18 +200,22 @@ def current_handle(device: torch.device | None) -> int:
 
 
 class Halves:
-    """Stream of a call, then of its other half: torch's current one when that was made; none on the CPU."""
+    """Stream of a call, or of its second half: torch's current one when it was made; none on the CPU."""
 
     def __init__(self, device: torch.device | None, handle: int, is_captured: bool) -> None:
         """Takes the GPU, its current stream's handle, and whether that is captured."""
         self._device, self.handle, self.is_captured = device, handle, is_captured
+        #: Number of the capture, once the call has begun.
+        self.capture: int | None = None
 
     @classmethod
     def of(cls, device: torch.device) -> Self:
         """Notes the current stream of a device. Does not synchronize."""
-        if device.type != "cuda":
+        index = device.index
+        if index is None:
             return cls(None, 0, False)
-        return cls(device, current_handle(device), torch.cuda.is_current_stream_capturing())
+        handle = int(torch._C._cuda_getCurrentRawStream(index))
+        return cls(device, handle, torch.cuda.is_current_stream_capturing())
 
     @property
     def stream(self) -> Any:
@@ -222,19 +226,6 @@ class Halves:
         """Lets its stream, which is torch's current one, wait for that of an earlier call."""
         if last.handle != self.handle and last._device is not None:
             torch.cuda.current_stream(self._device).wait_stream(last.stream)
-
-    def follow(self, *tensors: Tensor | None) -> None:
-        """Notes the current stream for the second half. If it is another one, it waits for that of the first,
-        of which ``tensors`` are.
-        """
-        handle = current_handle(self._device)
-        if handle == self.handle:
-            return
-        current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self.stream)
-        self.handle = handle
-        if not torch.cuda.is_current_stream_capturing():
-            _record(current, tensors)
 
 
 class InPlace:
@@ -382,10 +373,13 @@ class Ordered:
             _record(stream, tensors)
 
 
-def mark_used(tensor: Tensor) -> None:
-    """Tells the allocator that torch's current stream uses a tensor, if it is on a GPU."""
-    if tensor.is_cuda:
-        _record(torch.cuda.current_stream(tensor.device), (tensor,))
+def mark_used(*tensors: Tensor | None) -> None:
+    """Tells the allocator that torch's current stream uses tensors, those on a GPU; in a capture, too: then
+    no later call of the graph gets their memory.
+    """
+    for tensor in tensors:
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def _record(stream: Any, tensors: tuple[Tensor | None, ...]) -> None:

@@ -18,7 +18,7 @@ from ..torch import _retain
 from . import anew
 from .anew import Memory
 from .checks import signature
-from .events import IN_CURRENT, Halves, InPlace, Ordered
+from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
 from .rounds import MOST_OPEN, Rounds
 from .rows import GROUP
 from .sources import Sources
@@ -151,31 +151,45 @@ class _Round:
         self.handle: LatencyHandle | None = None
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
-        #: Streams of the last call, and of the last one that was not captured. Hooks note theirs in them.
+        #: Streams of the last call, or hook, and of the last one that was not captured.
         self.halves = self._last = Halves(None, 0, False)
-        #: Number of the last capture that had a call, and the stream of its last one.
-        self._captured: tuple[int | None, Halves] = (None, self._last)
+        #: Stream of the last call that was captured.
+        self._captured = self._last
+        self._capture = communicator._native._capture
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         self.memory = Memory(communicator)
         self._outputs: _Outputs | None = None
 
     def begin(self, ordered: InPlace | Ordered) -> Self:
-        """Begins a call of the communicator in torch's current stream, after the last call in any. Those of
-        each capture are apart: they are none until its graph is launched.
+        """Begins a call of the communicator in torch's current stream, after the last call in any."""
+        self._begin(ordered.halves(self.memory.device))
+        return self
+
+    def _begin(self, halves: Halves) -> None:
+        """As :meth:`begin`, where ``halves`` is of the current stream. Calls of each capture are apart: they
+        are none until its graph is launched.
         """
-        halves = ordered.halves(self.memory.device)
         if halves.is_captured:
-            capture = self.communicator._native._capture(halves.handle)
-            number, last = self._captured
-            if number == capture:
-                halves.wait_for(last)
-            self._captured = capture, halves
+            halves.capture = self._capture(halves.handle)
+            if halves.capture == self._captured.capture:
+                halves.wait_for(self._captured)
+            self._captured = halves
         else:
             halves.wait_for(self._last)
             self._last = halves
         self.halves = halves
-        return self
+
+    def _begin_hook(self, sent: Halves, used: tuple[Tensor | None, ...]) -> None:
+        """Begins the hook of a call, which was made in the stream ``sent``, in the current one."""
+        halves = Halves.of(self.memory.device)
+        if halves.handle != sent.handle:
+            if not sent.is_captured or sent.capture == self._capture(sent.handle):
+                halves.wait_for(sent)
+                # In a capture this stream is captured, too, from here on.
+                halves = Halves.of(self.memory.device)
+            mark_used(*used)
+        self._begin(halves)
 
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
         """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
@@ -192,12 +206,14 @@ class _Round:
         """Returns the hook that calls ``wait``, then ``finish``, on the current stream: once, later calls do
         nothing. One that failed goes on where it ended. It holds the tensors that its work reads or writes.
         """
-        pending = finish
+        sent, pending = self.halves, finish
 
         def hook() -> None:
             nonlocal pending
+            if self.hook is not hook and pending is None:
+                return
+            self._begin_hook(sent, used)
             if self.hook is hook:
-                self.halves.follow(*used)
                 wait()
                 self.hook = None
                 if self.halves.is_captured:
