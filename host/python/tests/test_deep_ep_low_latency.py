@@ -245,7 +245,12 @@ def test_unpaired_calls(world, monkeypatch):
 def test_zero_copy_takes_the_rows_of_the_handles_memory(world, monkeypatch):
     of = world(2)
     used, mark_used = [], low_latency.mark_used
-    monkeypatch.setattr(low_latency, "mark_used", lambda tensor: (used.append(tensor), mark_used(tensor)))
+
+    def note(device, tensor):
+        used.append(tensor)
+        mark_used(device, tensor)
+
+    monkeypatch.setattr(low_latency, "mark_used", note)
     tokens = Tokens(66, of, [4, 6], hidden=128)
 
     def run(rank):

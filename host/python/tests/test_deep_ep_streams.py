@@ -205,7 +205,8 @@ def test_what_another_stream_made_is_marked_as_used(cuda):
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_memory_is_marked_as_used(cuda, is_captured):
     cuda.capturing[0] = is_captured
-    events.mark_used(Recorded("memory", cuda.log), None, torch.zeros(1))
+    events.mark_used(OnDevice.device, Recorded("memory", cuda.log), None)
+    events.mark_used(torch.device("cpu"), torch.zeros(1))
     assert cuda.log == ["memory is used on caller"]
 
 

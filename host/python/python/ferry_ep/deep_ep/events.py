@@ -194,7 +194,7 @@ class Streams:
 
 def current_handle(device: torch.device | None) -> int:
     """Returns the handle of torch's current stream, which costs less than the stream; 0 on the CPU."""
-    if device is None or device.type != "cuda":
+    if device is None or device.index is None:
         return 0
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
@@ -211,11 +211,9 @@ class Halves:
     @classmethod
     def of(cls, device: torch.device) -> Self:
         """Notes the current stream of a device. Does not synchronize."""
-        index = device.index
-        if index is None:
+        if device.index is None:
             return cls(None, 0, False)
-        handle = int(torch._C._cuda_getCurrentRawStream(index))
-        return cls(device, handle, torch.cuda.is_current_stream_capturing())
+        return cls(device, current_handle(device), torch.cuda.is_current_stream_capturing())
 
     @property
     def stream(self) -> Any:
@@ -341,7 +339,7 @@ class Ordered:
             self._streams.note(self._current)
             return
         self._streams.note(self._own)
-        # In a capture the allocator cannot be told; what the graph's work uses is kept instead.
+        # In a graph, tensors that the allocator was told of would share no memory: the event keeps them.
         kept = tuple(self._tensors) if torch.cuda.is_current_stream_capturing() else None
         self.event = EventOverlap(EventHandle(self._own), kept)
 
@@ -373,13 +371,12 @@ class Ordered:
             _record(stream, tensors)
 
 
-def mark_used(*tensors: Tensor | None) -> None:
-    """Tells the allocator that torch's current stream uses tensors, those on a GPU; in a capture, too: then
-    no later call of the graph gets their memory.
+def mark_used(device: torch.device, *tensors: Tensor | None) -> None:
+    """Tells the allocator that torch's current stream of a GPU uses tensors; in a capture, too: then nothing
+    else in the graph gets their memory.
     """
-    for tensor in tensors:
-        if tensor is not None and tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    if device.index is not None:
+        _record(torch.cuda.current_stream(device), tensors)
 
 
 def _record(stream: Any, tensors: tuple[Tensor | None, ...]) -> None:

@@ -182,13 +182,14 @@ class _Round:
 
     def _begin_hook(self, sent: Halves, used: tuple[Tensor | None, ...]) -> None:
         """Begins the hook of a call, which was made in the stream ``sent``, in the current one."""
-        halves = Halves.of(self.memory.device)
+        device = self.memory.device
+        halves = Halves.of(device)
         if halves.handle != sent.handle:
-            if not sent.is_captured or sent.capture == self._capture(sent.handle):
+            if sent.is_captured and sent.capture == self._capture(sent.handle):
+                # From here on the current stream is captured, too.
                 halves.wait_for(sent)
-                # In a capture this stream is captured, too, from here on.
-                halves = Halves.of(self.memory.device)
-            mark_used(*used)
+                halves = Halves.of(device)
+            mark_used(device, *used)
         self._begin(halves)
 
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:

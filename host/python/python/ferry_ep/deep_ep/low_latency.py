@@ -204,7 +204,7 @@ class LowLatency(Absent):
             ordered.reads(x, topk_idx, topk_weights, out)
             if zero_copy:
                 # The handle's memory may be of another stream, and be freed before the work is done.
-                mark_used(x)
+                mark_used(x.device, x)
             sums, hook = given.lane.combine(
                 x,
                 topk_idx,
