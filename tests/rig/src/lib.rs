@@ -27,6 +27,8 @@ mod options;
 mod own;
 #[cfg(feature = "suites")]
 mod run;
+#[cfg(feature = "suites")]
+mod seeds;
 mod session;
 mod settings;
 #[cfg(feature = "suites")]
@@ -45,6 +47,7 @@ pub use {
     options::Options,
     own::run_own,
     run::{Outcome, Run, caught},
+    seeds::{choose, drawn, draws_all},
 };
 pub use {
     inputs::{Return, factors, problem},

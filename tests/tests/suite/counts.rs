@@ -3,14 +3,14 @@
 
 use ferry::layout::Kernel;
 use ferry::*;
-use ferry_rig::{Case, HALVES, Session, Settings, any_case, some_keep_rows};
+use ferry_rig::{Case, HALVES, Session, Settings, any_case, drawn, some_keep_rows};
 use ferry_tests::damaged::guarded::GuardedGroup;
 
 /// Counts that come after the dispatch was received, or twice before, as a graph of them could be launched:
 /// the former are refused, the latter are told again.
 #[test]
 fn counts_out_of_turn_are_refused() {
-    for seed in 64_000..64_040 {
+    for seed in drawn(64_000..64_040) {
         let case = some_keep_rows(Case {
             counted: None,
             split: u64::MAX,

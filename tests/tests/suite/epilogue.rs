@@ -31,7 +31,7 @@ fn summed(seed: u64) -> Case {
 }
 
 fn all(seeds: Range<u64>, shared_expert: bool) {
-    for seed in seeds {
+    for seed in drawn(seeds) {
         let case = Case {
             shared_expert,
             finish: Some(Options::any(seed)),
@@ -81,7 +81,7 @@ fn each_option_alone() {
 /// An epilogue of a user's own crate: f32 results, of which each is what the epilogue makes of the sum.
 #[test]
 fn an_epilogue_of_ones_own() {
-    for seed in 900..940 {
+    for seed in drawn(900..940) {
         let case = summed(seed);
         let machine = Machine {
             combines: Combines::with::<LimitedWithOffsets>(),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ferry::simulator::Options;
 use ferry::{Group, TokenFormat};
 use ferry_reference::workload::{Routing, WorkloadSpec};
-use ferry_rig::{Dice, Session};
+use ferry_rig::{Dice, Session, drawn};
 use ferry_tests::gpu::exact::Spreadable;
 
 /// One problem, on each number of ranks under another permutation.
@@ -53,7 +53,7 @@ fn anywhere(seed: u64) {
 }
 
 fn all(seeds: Range<u64>) {
-    seeds.for_each(anywhere);
+    drawn(seeds).for_each(anywhere);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn assert_explained(run: &Run, missing: usize) {
 
 fn lose_ranks(seeds: std::ops::Range<u64>, lost_case: impl Fn(u64) -> Case) {
     let (mut runs_that_gave_up, count) = (0, seeds.end - seeds.start);
-    for seed in seeds {
+    for seed in drawn(seeds) {
         let case = lost_case(seed);
         let run = Run::of(&case);
         let missing = case.lost.map_or(0, |lost| lost.rank as usize);
@@ -70,7 +70,10 @@ fn lose_ranks(seeds: std::ops::Range<u64>, lost_case: impl Fn(u64) -> Case) {
         );
         run.close();
     }
-    assert!(runs_that_gave_up > count / 2, "{runs_that_gave_up}");
+    assert!(
+        runs_that_gave_up > count / 2 || !draws_all(),
+        "{runs_that_gave_up}"
+    );
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn a_lost_rank_is_named_if_rows_stay_as_they_came() {
 #[test]
 fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
     let mut waited_for_rows = 0;
-    for seed in 17_000..17_300 {
+    for seed in drawn(17_000..17_300) {
         let mut dice = Dice::new(seed);
         let case = inline_case(seed);
         let lost = Lost {
@@ -111,7 +114,7 @@ fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
         }));
         run.close();
     }
-    assert!(waited_for_rows > 20, "{waited_for_rows}");
+    assert!(waited_for_rows > 20 || !draws_all(), "{waited_for_rows}");
 }
 
 /// A rank that has its rows ends its combine. What is still missing of a lost one is its credit, which the
@@ -119,7 +122,7 @@ fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
 #[test]
 fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
     let mut missed = [0, 0];
-    for seed in 18_000..18_400 {
+    for seed in drawn(18_000..18_400) {
         let case = lost_case(seed);
         let run = Run::of(&case);
         assert_explained(&run, case.lost.map_or(0, |lost| lost.rank as usize));
@@ -148,14 +151,17 @@ fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
         "{} credits missed on one node, {} on several",
         missed[0], missed[1]
     );
-    assert!(missed[0] > 10 && missed[1] > 10, "{missed:?}");
+    assert!(
+        (missed[0] > 10 && missed[1] > 10) || !draws_all(),
+        "{missed:?}"
+    );
 }
 
 /// A warp looks at the credits of 32 ranks at a time. A lost rank behind the first 32 is missed as any other.
 #[test]
 fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
     let mut missed = 0;
-    for seed in 19_000..19_030 {
+    for seed in drawn(19_000..19_030) {
         let mut dice = Dice::new(seed);
         let ranks = 33 + dice.below(8);
         let rank = 32 + dice.below(ranks - 32) as u32;
@@ -181,13 +187,13 @@ fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
         run.close();
     }
     println!("{missed} lost ranks missed by their credits");
-    assert!(missed > 2, "{missed}");
+    assert!(missed > 2 || !draws_all(), "{missed}");
 }
 
 #[test]
 fn a_rank_that_never_launches_is_named_by_all() {
     let mut is_told = 0;
-    for seed in 11_000..11_100 {
+    for seed in drawn(11_000..11_100) {
         let case = any_case(seed);
         let absent = Dice::new(!seed).below(case.ranks);
         let case = Case {
@@ -208,7 +214,7 @@ fn a_rank_that_never_launches_is_named_by_all() {
         run.close();
     }
     // By those whose turn came before the absent one's.
-    assert!(is_told > 20, "{is_told}");
+    assert!(is_told > 20 || !draws_all(), "{is_told}");
 }
 
 /// Every byte of every output, also of those that gave up.
@@ -225,7 +231,7 @@ fn memory(run: &Run) -> Vec<(Received, Vec<u8>)> {
 
 #[test]
 fn a_seed_decides_everything() {
-    for seed in 12_000..12_050 {
+    for seed in drawn(12_000..12_050) {
         for case in [any_case(seed), lost_case(seed)] {
             let (one, two) = (Run::of(&case), Run::of(&case));
             assert_eq!(one.outcomes, two.outcomes, "{case:?}");
@@ -261,7 +267,7 @@ fn run_with_id(case: &Case, round: usize, rank: usize, slot: usize, id: i32) -> 
 #[test]
 fn an_expert_that_does_not_exist_is_named_and_left_out() {
     let mut found = 0;
-    for seed in 13_000..13_100 {
+    for seed in drawn(13_000..13_100) {
         let case = any_case(seed);
         let mut dice = Dice::new(!seed);
         let Some((round, rank, slot)) = any_slot(&case, &mut dice) else {
@@ -300,7 +306,7 @@ fn an_expert_that_does_not_exist_is_named_and_left_out() {
         run.close();
         found += 1;
     }
-    assert!(found > 50, "{found}");
+    assert!(found > 50 || !draws_all(), "{found}");
 }
 
 /// The rank with the bad input also waits for the lost one: the second fault must not hide
@@ -308,7 +314,7 @@ fn an_expert_that_does_not_exist_is_named_and_left_out() {
 #[test]
 fn a_lost_rank_is_found_behind_a_bad_input() {
     let mut hidden = 0;
-    for seed in 14_000..14_200 {
+    for seed in drawn(14_000..14_200) {
         let case = lost_case(seed);
         let lost = case.lost.map_or(0, |lost| lost.rank as usize);
         let Some((round, rank, slot)) = any_slot(&case, &mut Dice::new(!seed)) else {
@@ -324,13 +330,13 @@ fn a_lost_rank_is_found_behind_a_bad_input() {
         hidden += u32::from(gave_up && !run.case.synchronize);
         run.close();
     }
-    assert!(hidden > 20, "{hidden}");
+    assert!(hidden > 20 || !draws_all(), "{hidden}");
 }
 
 #[test]
 fn an_expert_listed_twice_is_named_only_in_debug_checks() {
     let mut found = 0;
-    for seed in 15_000..15_100 {
+    for seed in drawn(15_000..15_100) {
         let case = Case {
             routing: Routing::Duplicates,
             debug_checks: true,
@@ -356,12 +362,12 @@ fn an_expert_listed_twice_is_named_only_in_debug_checks() {
         };
         Run::of(&unchecked).expect_success();
     }
-    assert!(found > 100, "{found}");
+    assert!(found > 100 || !draws_all(), "{found}");
 }
 
 #[test]
 fn a_number_of_tokens_above_the_rows_is_told_and_all_rows_are_taken() {
-    for seed in 9_000..9_060 {
+    for seed in drawn(9_000..9_060) {
         let case = Case {
             counted: Some(0),
             ..any_case(seed)

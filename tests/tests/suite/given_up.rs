@@ -5,8 +5,8 @@ use ferry::layout::Kernel;
 use ferry::*;
 use ferry_rig::verify::{Contents, Oracle};
 use ferry_rig::{
-    Case, Dice, HALVES, Return, Run, Session, Settings, any_case, any_rows_case, factors,
-    inline_case, some_keep_rows,
+    Case, Dice, HALVES, Return, Run, Session, Settings, any_case, any_rows_case, drawn, draws_all,
+    factors, inline_case, some_keep_rows,
 };
 use ferry_tests::damaged::guarded::GuardedGroup;
 
@@ -107,7 +107,7 @@ impl Rig {
 #[test]
 fn a_round_that_only_some_give_up_ends_in_time_outs_and_never_in_wrong_sums() {
     let (mut right, mut early) = (0, 0);
-    for seed in 60_000..60_240 {
+    for seed in drawn(60_000..60_240) {
         let mut dice = Dice::new(seed);
         let case = session_case(seed);
         let machine = simulator::Options {
@@ -156,14 +156,17 @@ fn a_round_that_only_some_give_up_ends_in_time_outs_and_never_in_wrong_sums() {
         rig.session.close_after_fault().unwrap();
     }
     println!("{right} right sums, {early} time-outs in the round itself");
-    assert!(right > 20 && early > 100, "{right}, {early}");
+    assert!(
+        (right > 20 && early > 100) || !draws_all(),
+        "{right}, {early}"
+    );
 }
 
 /// Launches of a dispatch and its end without a combine are repeated, as a graph of both repeats them, with
 /// whole rounds of calls between.
 #[test]
 fn a_dispatch_and_its_end_are_repeated_like_a_graph() {
-    for seed in 61_000..61_060 {
+    for seed in drawn(61_000..61_060) {
         let (mut dice, case) = (Dice::new(seed), session_case(seed));
         let case = Case {
             // A graph keeps the number of tokens.
@@ -195,7 +198,7 @@ fn a_dispatch_and_its_end_are_repeated_like_a_graph() {
 /// A launch that does not follow a dispatch, of a graph that is launched at the wrong time, is refused.
 #[test]
 fn a_round_is_given_up_once() {
-    for seed in 62_000..62_060 {
+    for seed in drawn(62_000..62_060) {
         let case = session_case(seed);
         let group = Group::simulated_with(case.machine()).unwrap();
         // SAFETY: neither group is closed.
@@ -228,7 +231,7 @@ fn a_round_is_given_up_once() {
 /// in every layout each row comes to the same place. Both are compared with the oracle, too.
 #[test]
 fn the_same_ids_put_rows_at_the_same_places() {
-    for seed in 63_000..63_300 {
+    for seed in drawn(63_000..63_300) {
         let case = match seed % 2 {
             0 => any_case(seed),
             _ => any_rows_case(seed),

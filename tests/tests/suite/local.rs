@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use ferry::*;
 use ferry_reference::{Problem, RankInput, bf16};
-use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case};
+use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, drawn, local_case};
 use ferry_tests::gpu::local::cases;
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in seeds {
+    for seed in drawn(seeds) {
         Run::of(&case(seed)).expect_success();
     }
 }

@@ -23,6 +23,7 @@ mod reference;
 mod replay;
 mod rig;
 mod rows;
+mod seeds;
 mod silu;
 mod simulated;
 mod verify;

@@ -5,7 +5,9 @@ use ferry::layout::Kernel;
 use ferry::*;
 use ferry_layout::{Counter, CulpritWord, Window};
 use ferry_rig::verify::Oracle;
-use ferry_rig::{Case, Dice, HALVES, Return, Session, Settings, any_case, factors, inline_case};
+use ferry_rig::{
+    Case, Dice, HALVES, Return, Session, Settings, any_case, drawn, factors, inline_case,
+};
 use ferry_tests::damaged::guarded::GuardedGroup;
 
 /// Launches of one half on each rank.
@@ -241,7 +243,7 @@ impl Rig {
 
 /// Repeats the half of a round that came last, and what belongs to it, on one rank or on all.
 fn repeat_last(seeds: std::ops::Range<u64>, halves: usize) {
-    for seed in seeds {
+    for seed in drawn(seeds) {
         let is_split = seed % 2 == 1;
         let mut dice = Dice::new(seed);
         let mut rig = Rig::new(case_of(seed, is_split));
@@ -285,7 +287,7 @@ fn a_half_out_of_turn_is_refused() {
     let kernels = [DispatchAsync, DispatchWait, CombineAsync, CombineWait];
     for halves in 1..=HALVES {
         for half in (0..HALVES).filter(|half| *half != halves % HALVES) {
-            for seed in 32_000..32_006 {
+            for seed in drawn(32_000..32_006) {
                 let case = case_of(seed + 10 * (HALVES * halves + half) as u64, true);
                 let mut rig = Rig::new(Case {
                     p2p_world_size: case.ranks,
@@ -312,7 +314,7 @@ fn a_half_out_of_turn_is_refused() {
 /// that the host plays, and with rounds of calls among them.
 #[test]
 fn pieces_in_turn_make_rounds() {
-    for seed in 33_000..33_060 {
+    for seed in drawn(33_000..33_060) {
         let mut case = case_of(seed, seed % 2 == 1);
         let mut dice = Dice::new(seed);
         // A graph keeps the number of tokens, unless the device counts them.

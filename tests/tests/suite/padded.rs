@@ -2,11 +2,11 @@
 //! that get more rows than their blocks hold, in the simulator.
 
 use ferry::layout::Region;
-use ferry_rig::{Case, Run, padded_case};
+use ferry_rig::{Case, Run, drawn, draws_all, padded_case};
 
 fn all(seeds: std::ops::Range<u64>, case: impl Fn(u64) -> Case) -> usize {
     let mut told = 0;
-    for seed in seeds {
+    for seed in drawn(seeds) {
         let run = Run::of(&case(seed));
         let of_blocks = run.input_faults.iter();
         told += of_blocks
@@ -22,18 +22,20 @@ fn all(seeds: std::ops::Range<u64>, case: impl Fn(u64) -> Case) -> usize {
 
 #[test]
 fn any_case_1() {
-    assert!(all(70_000..70_200, padded_case) > 0, "no block overflows");
+    let overflows = all(70_000..70_200, padded_case);
+    assert!(overflows > 0 || !draws_all(), "no block overflows");
 }
 
 #[test]
 fn any_case_2() {
-    assert!(all(70_200..70_400, padded_case) > 0, "no block overflows");
+    let overflows = all(70_200..70_400, padded_case);
+    assert!(overflows > 0 || !draws_all(), "no block overflows");
 }
 
 /// Every slot of every token names one expert, whose block is not the last one of its rank.
 #[test]
 fn rows_beyond_a_block_are_written_nowhere() {
-    for seed in 70_500..70_560 {
+    for seed in drawn(70_500..70_560) {
         let drawn = padded_case(seed);
         let case = Case {
             experts: 3 * drawn.ranks,

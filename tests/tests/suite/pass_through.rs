@@ -49,7 +49,7 @@ fn encoded(case: Case) -> Case {
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in seeds {
+    for seed in drawn(seeds) {
         Run::of(&encoded(case(seed))).expect_success();
     }
 }
@@ -94,7 +94,7 @@ fn rows_of_large_parts() {
 /// Rows are the same whoever encodes them, so each rank may choose.
 #[test]
 fn some_ranks_are_given_bf16() {
-    for seed in 51_100..51_130 {
+    for seed in drawn(51_100..51_130) {
         let case = Case {
             given: Given::Encoded,
             ..encoded(any_case(seed))
@@ -135,7 +135,7 @@ fn with_lost_word(token: &Encoded, dice: &mut Dice) -> (Encoded, usize) {
 #[test]
 fn scales_that_cannot_travel_are_named() {
     let mut found = 0;
-    for seed in 51_200..51_280 {
+    for seed in drawn(51_200..51_280) {
         let mut dice = Dice::new(!seed);
         let case = if dice.below(2) == 0 {
             any_case(seed)
@@ -189,5 +189,5 @@ fn scales_that_cannot_travel_are_named() {
         run.expect_success();
         found += 1;
     }
-    assert!(found > 40, "{found}");
+    assert!(found > 40 || !draws_all(), "{found}");
 }

@@ -16,7 +16,7 @@ use ferry_tests::rows::{self, RowsArgs};
 
 /// Runs one case for each seed.
 fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in seeds {
+    for seed in drawn(seeds) {
         Run::of(&case(seed)).expect_success();
     }
 }
@@ -37,7 +37,7 @@ fn seed_of_commit() -> u64 {
 #[test]
 fn every_layout_in_every_format() {
     let args = RowsArgs {
-        each: 40,
+        each: if draws_all() { 40 } else { 5 },
         seed: seed_of_commit(),
         // A few cases of a commit's have not all pairs; they are printed.
         least: 0,
@@ -156,7 +156,7 @@ fn rows_of_large_parts() {
 /// The experts leave their answers where the rows came, in BF16; here they leave the rows.
 #[test]
 fn answers_may_be_in_the_memory_of_the_rows() {
-    for seed in 40_900..40_960 {
+    for seed in drawn(40_900..40_960) {
         let receive = ROW_LAYOUTS[1 + seed as usize % 2];
         let case = Case {
             finish: None,
@@ -234,7 +234,7 @@ fn stragglers_are_not_overtaken() {
 #[test]
 fn a_view_that_is_read_too_late_is_all_ones() {
     let mut rows = 0;
-    for seed in 41_000..41_060 {
+    for seed in drawn(41_000..41_060) {
         let format = ROW_FORMATS[seed as usize % ROW_FORMATS.len()];
         let case = Case {
             debug_checks: true,
@@ -264,7 +264,7 @@ fn a_view_that_is_read_too_late_is_all_ones() {
         }
         run.expect_success();
     }
-    assert!(rows > 300, "{rows}");
+    assert!(rows > 300 || !draws_all(), "{rows}");
 }
 
 /// Runs a case with `id` in one slot of i64 ids, where the oracle has -1. Also returns its round, its rank
@@ -296,7 +296,7 @@ fn run_with_id(case: &Case, id: i64, dice: &mut Dice) -> Option<(Run, [usize; 3]
 #[test]
 fn an_id_of_64_bits_is_named_and_left_out() {
     let mut found = 0;
-    for seed in 42_000..42_120 {
+    for seed in drawn(42_000..42_120) {
         let (mut dice, case) = (Dice::new(!seed), any_rows_case(seed));
         let by_expert = Case {
             options: true,
@@ -348,14 +348,14 @@ fn an_id_of_64_bits_is_named_and_left_out() {
         run.close();
         found += 1;
     }
-    assert!(found > 60, "{found}");
+    assert!(found > 60 || !draws_all(), "{found}");
 }
 
 /// Outputs of compact rows that hold fewer than come: whoever lacks rows is told how many came.
 #[test]
 fn rows_that_have_no_room_are_told() {
     let mut told = 0;
-    for seed in 43_000..43_150 {
+    for seed in drawn(43_000..43_150) {
         let format = ROW_FORMATS[seed as usize % ROW_FORMATS.len()];
         let case = Case {
             short: true,
@@ -383,13 +383,13 @@ fn rows_that_have_no_room_are_told() {
         }
         run.expect_success();
     }
-    assert!(told > 300, "{told}");
+    assert!(told > 300 || !draws_all(), "{told}");
 }
 
 /// A rank that never launches is named by all others.
 #[test]
 fn a_rank_that_never_launches_is_named() {
-    for seed in 46_000..46_060 {
+    for seed in drawn(46_000..46_060) {
         let case = any_rows_case(seed);
         let absent = Dice::new(!seed).below(case.ranks);
         let case = Case {
@@ -413,7 +413,7 @@ fn a_rank_that_never_launches_is_named() {
 #[test]
 fn an_expert_listed_twice_counts_twice_and_is_named_in_debug_checks() {
     let mut found = 0;
-    for seed in 44_000..44_080 {
+    for seed in drawn(44_000..44_080) {
         let case = Case {
             routing: Routing::Duplicates,
             debug_checks: true,
@@ -427,12 +427,12 @@ fn an_expert_listed_twice_counts_twice_and_is_named_in_debug_checks() {
         }
         run.expect_success();
     }
-    assert!(found > 100, "{found}");
+    assert!(found > 100 || !draws_all(), "{found}");
 }
 
 #[test]
 fn a_number_of_tokens_above_the_rows_is_told_and_all_rows_are_taken() {
-    for seed in 45_000..45_060 {
+    for seed in drawn(45_000..45_060) {
         let case = Case {
             counted: Some(0),
             debug_checks: false,
