@@ -8,15 +8,17 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry_build::{
     Artifact, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, all_variants,
-    build_each, place,
+    compile_each, for_one_node, place,
 };
-use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict, for_one_node};
+use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict};
 use xshell::{Shell, cmd};
 
+use crate::builds;
 use crate::places::Places;
 
 mod outside;
@@ -81,21 +83,20 @@ pub(crate) fn run(places: &Places, full: bool) -> Result<()> {
     stage(places, &published, &crates.join("source"), full)?;
     let build = crates.join("build");
     let shell = Shell::new()?;
-    shell.change_dir(crates.join("source"));
     forget_unpacked(&published)?;
     let newest = published.iter().map(|package| &package.toolchain).max();
     let toolchain = newest.context("no package publishes")?;
     let install = format!("`rustup toolchain install {toolchain} --profile minimal`");
-    cmd!(
-        shell,
-        "rustup run {toolchain} cargo package --quiet --workspace --offline --allow-dirty"
-    )
-    .quiet()
-    .env("RUSTUP_TOOLCHAIN", toolchain)
-    .env("CARGO_TARGET_DIR", &build)
-    .envs(BUILD_SETTINGS)
-    .run()
-    .with_context(|| format!("cargo package failed; it needs {install}"))?;
+    let mut cargo = Command::new("rustup");
+    cargo
+        .args(["run", toolchain, "cargo", "package"])
+        .args(["--workspace", "--offline", "--allow-dirty"])
+        .current_dir(crates.join("source"))
+        .env("RUSTUP_TOOLCHAIN", toolchain)
+        .env("CARGO_TARGET_DIR", &build)
+        .envs(BUILD_SETTINGS);
+    builds::build(places, "package", "the packages, each by itself", cargo)
+        .with_context(|| format!("cargo package failed; it needs {install}"))?;
     let unpacked = crates.join("unpacked");
     shell.remove_path(&unpacked)?;
     shell.create_dir(&unpacked)?;
@@ -196,7 +197,7 @@ fn stage_ptx(places: &Places, folder: &Path, full: bool) -> Result<()> {
         let compared = all_variants(&[of_node]).into_iter();
         wanted.extend(compared.filter(|(_, variant)| full || *variant == Variant::Sm90a));
     }
-    let built = build_each(root, target_dir, &wanted)?;
+    let built = compile_each(root, target_dir, &wanted)?;
     for (of_all, of_node) in packages {
         let of_all = built.iter().filter(|artifact| artifact.package == of_all);
         let mut staged: Vec<_> = of_all.cloned().collect();

@@ -11,7 +11,8 @@ use ferry_ptx::Module;
 
 use crate::command::{llvm_tools, output_of, stdout_of, toolchain_command};
 use crate::error::{Error, FileContext, Result};
-use crate::nvshmem::device_bitcode;
+use crate::nvshmem::{device_bitcode, kept_bitcode};
+use crate::one_node::for_one_node;
 use crate::package::{Artifact, Package, Variant};
 use crate::stamp::Stamp;
 
@@ -19,7 +20,8 @@ use crate::stamp::Stamp;
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
 /// Builds variants of packages, at most one for each processor at a time, and returns them in the order of
-/// `wanted`. Builds of one variant take turns, so neighbours are best of different variants.
+/// `wanted`. Builds of one variant take turns, so neighbours are best of different variants. Kernels for one
+/// node are taken out of those for several, where these were built from the same sources.
 ///
 /// # Errors
 ///
@@ -29,14 +31,34 @@ pub fn build_each(
     target_dir: &Path,
     wanted: &[(Package, Variant)],
 ) -> Result<Vec<Artifact>> {
+    each(workspace_root, target_dir, wanted, true)
+}
+
+/// Builds as [`build_each`] does, but compiles kernels for one node without NVSHMEM.
+///
+/// # Errors
+///
+/// Those of [`build_each`].
+pub fn compile_each(
+    workspace_root: &Path,
+    target_dir: &Path,
+    wanted: &[(Package, Variant)],
+) -> Result<Vec<Artifact>> {
+    each(workspace_root, target_dir, wanted, false)
+}
+
+fn each(
+    workspace_root: &Path,
+    target_dir: &Path,
+    wanted: &[(Package, Variant)],
+    may_take: bool,
+) -> Result<Vec<Artifact>> {
     // Makes the bitcode before the threads start, or each thread would make it.
     let builds: Result<Vec<_>> = wanted
         .iter()
         .map(|&(package, variant)| {
-            Ok((
-                Build::prepare(workspace_root, target_dir, package)?,
-                variant,
-            ))
+            let build = Build::prepare(workspace_root, target_dir, package)?;
+            Ok((Build { may_take, ..build }, variant))
         })
         .collect();
     let (builds, next) = (builds?, AtomicUsize::new(0));
@@ -113,6 +135,8 @@ struct Build<'a> {
     package: Package,
     /// NVSHMEM's bitcode, if it is linked.
     bitcode: Option<PathBuf>,
+    /// Whether kernels for one node may be taken out of those for several.
+    may_take: bool,
 }
 
 impl<'a> Build<'a> {
@@ -129,6 +153,7 @@ impl<'a> Build<'a> {
             target_dir,
             package,
             bitcode,
+            may_take: true,
         })
     }
 
@@ -142,15 +167,19 @@ impl<'a> Build<'a> {
         let lock_path = self.target_dir.join(format!("ptx/{variant}.lock"));
         let lock = File::create(&lock_path).file("create", &lock_path)?;
         lock.lock().file("lock", &lock_path)?;
-        let stamp = self.stamp(variant)?;
-        let unchanged = fs::read_to_string(path_of("stamp")).is_ok_and(|kept| kept == stamp);
-        if !(unchanged && ptx_path.is_file()) {
-            llvm_tools(self.workspace_root)?;
-            let built = self.compile(variant)?;
-            let mut text = fs::read_to_string(&built).file("read", &built)?;
-            if matches!(package, Package::Kernels | Package::NodeKernels) {
-                text = with_limits(&text)?;
-            }
+        let kept = self.kept_stamp(variant);
+        let is_kept = |stamp: &str| kept.as_deref() == Some(stamp) && ptx_path.is_file();
+        let (stamp, whole) = (self.stamp(variant)?, self.whole(variant)?);
+        // What was taken out of a whole build is as good as what was compiled.
+        let taken = whole.as_ref().map(|(_, stamp)| taken_stamp(stamp));
+        if !is_kept(&stamp) && !taken.as_deref().is_some_and(is_kept) {
+            let (text, stamp) = match (whole, taken) {
+                (Some((path, _)), Some(stamp)) => {
+                    let text = fs::read_to_string(&path).file("read", &path)?;
+                    (for_one_node(&text)?, stamp)
+                }
+                _ => (self.compiled(variant)?, stamp),
+            };
             fs::write(path_of("new"), text).file("write", path_of("new"))?;
             fs::rename(path_of("new"), &ptx_path).file("move into place", &ptx_path)?;
             fs::write(path_of("stamp"), stamp).file("write", path_of("stamp"))?;
@@ -160,6 +189,47 @@ impl<'a> Build<'a> {
             variant,
             ptx_path,
         })
+    }
+
+    /// Hash of the inputs of the PTX that is there.
+    fn kept_stamp(&self, variant: Variant) -> Option<String> {
+        let folder = self.package.folder(&self.target_dir);
+        fs::read_to_string(folder.join(format!("{variant}.stamp"))).ok()
+    }
+
+    /// PTX that has these kernels of one node beside those of several, and its stamp, if it was built from
+    /// the same sources and kernels may be taken from it.
+    fn whole(&self, variant: Variant) -> Result<Option<(PathBuf, String)>> {
+        let Some(package) = self.package.with_nvshmem().filter(|_| self.may_take) else {
+            return Ok(None);
+        };
+        let Some(bitcode) = kept_bitcode(&self.target_dir)? else {
+            return Ok(None);
+        };
+        let whole = Build {
+            workspace_root: self.workspace_root,
+            target_dir: self.target_dir.clone(),
+            package,
+            bitcode: Some(bitcode),
+            may_take: false,
+        };
+        let stamp = whole.stamp(variant)?;
+        let path = package
+            .folder(&self.target_dir)
+            .join(format!("{variant}.ptx"));
+        let is_there = whole.kept_stamp(variant).as_ref() == Some(&stamp) && path.is_file();
+        Ok(is_there.then_some((path, stamp)))
+    }
+
+    /// Compiles the kernels, and sets their limits of registers.
+    fn compiled(&self, variant: Variant) -> Result<String> {
+        llvm_tools(self.workspace_root)?;
+        let built = self.compile(variant)?;
+        let text = fs::read_to_string(&built).file("read", &built)?;
+        if matches!(self.package, Package::Kernels | Package::NodeKernels) {
+            return with_limits(&text);
+        }
+        Ok(text)
     }
 
     /// Hash of everything that the PTX depends on.
@@ -235,6 +305,14 @@ impl<'a> Build<'a> {
             })
         }
     }
+}
+
+/// Stamp of kernels that are taken out of PTX with this stamp.
+fn taken_stamp(whole: &str) -> String {
+    let mut stamp = Stamp::new();
+    stamp.text(whole);
+    stamp.text(include_str!("one_node.rs"));
+    stamp.finish()
 }
 
 /// Arguments of cargo for all settings of the profile that kernels depend on. They are on the command line
@@ -316,5 +394,59 @@ mod tests {
             "{limited}"
         );
         assert!(with_limits(dispatch).is_err());
+    }
+
+    #[test]
+    fn kernels_of_one_node_are_taken_from_a_build_of_the_same_sources() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .nth(2)
+            .unwrap();
+        let target = env::temp_dir().join(format!("ferry-taken-{}", std::process::id()));
+        let build = |package| Build {
+            workspace_root: root,
+            target_dir: target.clone(),
+            package,
+            bitcode: None,
+            may_take: true,
+        };
+        let node = build(Package::NodeOptions);
+        assert_eq!(
+            node.whole(Variant::Sm80).unwrap(),
+            None,
+            "no bitcode is there"
+        );
+        let bitcode = crate::nvshmem::reduced(&target).unwrap();
+        fs::create_dir_all(bitcode.parent().unwrap()).unwrap();
+        fs::write(&bitcode, "bitcode").unwrap();
+        let whole = Build {
+            bitcode: Some(bitcode),
+            ..build(Package::Options)
+        };
+        let folder = Package::Options.folder(&target);
+        fs::create_dir_all(&folder).unwrap();
+        let kernel = ".visible .entry ferry_dispatch(\n)\n{\n}\n";
+        let remote = ".visible .entry ferry_dispatch_shmem(\n)\n{\n\tcall nvshmem_quiet;\n}\n";
+        let head = ".version 8.0\n.target sm_80\n";
+        fs::write(folder.join("sm_80.ptx"), [head, kernel, remote].concat()).unwrap();
+        fs::write(folder.join("sm_80.stamp"), "of other sources").unwrap();
+        assert_eq!(
+            node.whole(Variant::Sm80).unwrap(),
+            None,
+            "sources are others"
+        );
+        let stamp = whole.stamp(Variant::Sm80).unwrap();
+        fs::write(folder.join("sm_80.stamp"), stamp).unwrap();
+        for _ in 0..2 {
+            let taken = node.run(Variant::Sm80).unwrap();
+            let text = fs::read_to_string(taken.ptx_path).unwrap();
+            assert_eq!(text.trim_end(), [head, kernel].concat().trim_end());
+        }
+        let compiled = Build {
+            may_take: false,
+            ..build(Package::NodeOptions)
+        };
+        assert_eq!(compiled.whole(Variant::Sm80).unwrap(), None);
+        fs::remove_dir_all(target).unwrap();
     }
 }

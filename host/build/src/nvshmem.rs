@@ -43,19 +43,34 @@ pub fn device_bitcode(
     target_dir: &Path,
     llvm_tools: impl FnOnce() -> Result<PathBuf>,
 ) -> Result<PathBuf> {
-    let home = env::var_os("NVSHMEM_HOME").map(PathBuf::from);
-    let folder = target_dir.join("nvshmem");
-    let reduced = folder.join(format!("{}.bc", cache_key(home.as_deref())?));
+    let (home, reduced) = (home(), reduced(target_dir)?);
     if reduced.is_file() {
         return Ok(reduced);
     }
-    fs::create_dir_all(&folder).file("create", &folder)?;
+    let folder = reduced.parent().unwrap_or(target_dir);
+    fs::create_dir_all(folder).file("create", folder)?;
     let tools = llvm_tools()?;
     match home {
         Some(home) => reduce_checked(&tools, &home_bitcode(&home)?, &reduced)?,
         None => reduce_found(&tools, target_dir, &reduced)?,
     }
     Ok(reduced)
+}
+
+/// The reduced bitcode file, if it was made before.
+pub(crate) fn kept_bitcode(target_dir: &Path) -> Result<Option<PathBuf>> {
+    let reduced = reduced(target_dir)?;
+    Ok(reduced.is_file().then_some(reduced))
+}
+
+/// Path of the reduced bitcode file.
+pub(crate) fn reduced(target_dir: &Path) -> Result<PathBuf> {
+    let key = cache_key(home().as_deref())?;
+    Ok(target_dir.join(format!("nvshmem/{key}.bc")))
+}
+
+fn home() -> Option<PathBuf> {
+    env::var_os("NVSHMEM_HOME").map(PathBuf::from)
 }
 
 /// Names a reduced file after its inputs.

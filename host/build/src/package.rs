@@ -99,6 +99,16 @@ impl Package {
         }
     }
 
+    /// The package that has these kernels, and beside them those that call NVSHMEM.
+    pub(crate) const fn with_nvshmem(self) -> Option<Package> {
+        match self {
+            Package::NodeKernels => Some(Package::Kernels),
+            Package::NodeOptions => Some(Package::Options),
+            Package::NodeRows => Some(Package::Rows),
+            _ => None,
+        }
+    }
+
     /// Folder of its PTX files.
     pub fn folder(self, target_dir: &Path) -> PathBuf {
         match self {

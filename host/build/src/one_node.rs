@@ -1,7 +1,8 @@
 //! Takes the kernels for one node out of PTX that also has those for several.
 
-use ferry_build::{Error, Result};
 use ferry_ptx::{function_name, next_function, without_comments};
+
+use crate::error::{Error, Result};
 
 /// A function's definition or declaration.
 struct Function<'a> {
