@@ -44,7 +44,12 @@ impl Mode {
 
 /// Builds and assembles every package, prints the table, and checks or renews the digests.
 pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<()> {
-    judge_all(places, CodeGenerator::Stock, &digests(places, arch)?, mode)
+    let digests = digests(places, arch)?;
+    judge_all(places, CodeGenerator::Stock, &digests, mode, print_line)
+}
+
+fn print_line(line: &str) {
+    println!("{line}");
 }
 
 /// Builds and assembles every package.
@@ -117,7 +122,7 @@ pub(crate) fn run_nvvm(
         }
         mode => mode,
     };
-    judge_all(places, CodeGenerator::Nvvm, &digests, mode)
+    judge_all(places, CodeGenerator::Nvvm, &digests, mode, print_line)
 }
 
 /// Path of an artifact's PTX, after the flag of `ferry-tests gpu` and `ferry-tests bench` that takes it.
@@ -148,20 +153,21 @@ fn complete(places: &Places, build: &NvvmBuild) -> Result<()> {
     Ok(())
 }
 
-/// Prints the table, then judges every digest.
+/// Says the table, then judges every digest.
 pub(crate) fn judge_all(
     places: &Places,
     generator: CodeGenerator,
     digests: &[(Package, Digest)],
     mode: Mode,
+    say: impl Fn(&str),
 ) -> Result<()> {
     let kernels: Vec<_> = digests
         .iter()
         .flat_map(|(_, digest)| digest.kernels())
         .collect();
-    print!("{}", table(&kernels));
+    say(table(&kernels).trim_end());
     for (package, digest) in digests {
-        judge(places, *package, generator, digest, mode)?;
+        say(&judge(places, *package, generator, digest, mode)?);
     }
     Ok(())
 }
@@ -195,14 +201,14 @@ pub(crate) fn run_own(places: &Places, manifest: &Path, arch: Option<Variant>) -
     Ok(())
 }
 
-/// Checks or renews the digest of a package, whose kernels must break no rule.
+/// Checks or renews the digest of a package, whose kernels must break no rule, and says so.
 fn judge(
     places: &Places,
     package: Package,
     generator: CodeGenerator,
     digest: &Digest,
     mode: Mode,
-) -> Result<()> {
+) -> Result<String> {
     let (root, file) = (&places.root, generator.digest_file(package));
     let bless = generator.bless_command();
     for violation in &digest.violations {
@@ -217,7 +223,7 @@ fn judge(
     }
     if mode == Mode::Bless {
         digest.bless(root)?;
-        println!("{file} is written");
+        return Ok(format!("{file} is written"));
     }
     if mode == Mode::Check {
         if !root.join(file).is_file() {
@@ -233,9 +239,9 @@ fn judge(
                 package.name()
             );
         }
-        println!("{file} holds");
+        return Ok(format!("{file} holds"));
     }
-    Ok(())
+    Ok(format!("{} is built", package.name()))
 }
 
 fn table(kernels: &[(Variant, &str, Resources)]) -> String {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use xshell::{Shell, cmd};
 
 use crate::places::Places;
-use crate::{commit, cuda_stub};
+use crate::{builds, commit, cuda_stub};
 
 /// The name of the script that runs the packed program.
 pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
@@ -34,12 +34,10 @@ pub(crate) fn run(places: &Places) -> Result<()> {
 pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
-    shell.set_var(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
-    println!("building ferry-tests for GPUs");
     let package = ["--package", "ferry-tests", "--features", "cudarc,cust,mpi"];
-    cmd!(shell, "cargo build --quiet --release {package...}")
-        .quiet()
-        .run()?;
+    let mut cargo = builds::cargo(["build", "--release"].into_iter().chain(package));
+    cargo.env(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
+    builds::build(places, "dist", "ferry-tests for GPUs (minutes)", cargo)?;
     let folder = places.target_dir.join("dist/ferry-tests");
     shell.remove_path(&folder)?;
     shell.create_dir(&folder)?;

@@ -11,6 +11,7 @@ mod bench;
 #[cfg(feature = "bindgen")]
 mod bindgen;
 mod build_ptx;
+mod builds;
 mod c_library;
 mod candle;
 mod commit;
@@ -86,8 +87,11 @@ enum Task {
         #[arg(long)]
         print_allowances: bool,
     },
-    /// Run all tests that this machine can run
+    /// Run the tests that need no kernels, each case with some of its seeds: a few minutes
     Test {
+        /// Run all tests that need no GPU, with all seeds, and compare the kernels with their digests
+        #[arg(long, conflicts_with = "gpus")]
+        full: bool,
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
@@ -158,10 +162,17 @@ fn main() -> ExitCode {
 fn run(task: Task, places: &Places) -> Result<ExitCode> {
     match task {
         // These two report failures themselves, and end with a line that counts them.
-        Task::Test { gpus: None, .. } => return test::run(places),
+        Task::Test {
+            gpus: None,
+            full: true,
+            ..
+        } => return test::run(places),
+        // Listed here for --help: the front door runs it without building this program.
+        Task::Test { gpus: None, .. } => return Ok(xtask_front::quick::run()?),
         Task::Test {
             gpus: Some(count),
             options,
+            ..
         } => return test::gpus::run(places, count, &options),
         // Listed here for --help: the front door runs it without building this program.
         Task::Demo { arguments } => {

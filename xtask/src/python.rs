@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
 use xshell::{Shell, cmd};
 
+use crate::builds;
 use crate::places::Places;
 
 mod torch;
@@ -120,17 +121,20 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
     };
     let features = features.map(|features| ["--no-default-features", "--features", features]);
     let (manifest, target) = (source.join("Cargo.toml"), &places.target_dir);
-    cmd!(
+    let maturin = cmd!(
         shell,
-        "{tools}/maturin build --quiet --profile {name} --manifest-path {manifest} --target-dir {target}
+        "{tools}/maturin build --profile {name} --manifest-path {manifest} --target-dir {target}
          --out {wheels}"
     )
     .args(features.into_iter().flatten())
-    .quiet()
     // A user's wheel has the features of its own package alone.
-    .env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION")
-    .run()
-    .context("maturin cannot build the wheel")?;
+    .env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
+    builds::build(
+        places,
+        "package-python",
+        "the native module",
+        maturin.into(),
+    )?;
     let wheel = wheel(places)?;
     package_deep_ep(places, &shell, &tools)?;
     cmd!(shell, "{tools}/abi3audit --strict {wheel}")

@@ -1,15 +1,15 @@
-//! `cargo xtask test` on a machine without GPUs: all tests, and the kernels' digest.
+//! `cargo xtask test --full` on a machine without GPUs: all tests with all seeds, and the kernels' digests.
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::thread;
 
-use anyhow::{Context, Result, bail};
-use ferry_ptx_tools::CodeGenerator;
-use xtask_front::WORKSPACE_FEATURES;
+use anyhow::Result;
+use ferry_build::Package;
+use ferry_ptx_tools::{CodeGenerator, Digest};
+use xtask_front::{Log, Screen, Suites, Tally, quick, time};
 
 use crate::build_ptx::{self, Mode};
 use crate::cuda_stub;
@@ -33,7 +33,7 @@ const ALL_TESTS: [&str; 3] = [
 
 /// Tests of the host library that a driver or `cust`, which links one, makes others. Features of all other
 /// crates are those of [`ALL_TESTS`], so that none of them is compiled again.
-const DRIVER_TESTS: [&str; 12] = [
+const DRIVER_TESTS: [&str; 7] = [
     "--package",
     "ferry-ep",
     "--lib",
@@ -41,196 +41,167 @@ const DRIVER_TESTS: [&str; 12] = [
     "driver",
     "--features",
     "cust,nvshmem",
-    "--",
-    "cuda::",
-    "device::",
-    "interop::",
-    "driver",
 ];
+/// Names of these tests.
+const DRIVER_FILTERS: [&str; 4] = ["cuda::", "device::", "interop::", "driver"];
 
-/// Numbers of tests by outcome.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
+/// A test run: where its lines and its output go, and its numbers.
+struct Run<'a> {
+    places: &'a Places,
+    screen: &'a Screen,
+    log: &'a Log,
+    tally: Tally,
 }
 
-impl Tally {
-    /// Adds the numbers of a `test result:` line; ignores other lines.
-    fn add_line(&mut self, line: &str) {
-        let Some((_, counts)) = line.split_once("test result: ") else {
-            return;
-        };
-        for part in counts.split([';', '.']) {
-            let mut words = part.split_whitespace();
-            let (Some(Ok(count)), Some(kind)) = (words.next().map(str::parse::<u64>), words.next())
-            else {
-                continue;
-            };
-            match kind {
-                "passed" => self.passed += count,
-                "failed" => self.failed += count,
-                "ignored" => self.skipped += count,
-                _ => {}
-            }
-        }
-    }
-
-    fn add_outcome<T>(&mut self, outcome: &Result<T>) {
-        match outcome {
-            Ok(_) => self.passed += 1,
-            Err(_) => self.failed += 1,
-        }
-    }
-
-    fn summary(&self) -> String {
-        format!(
-            "ferry: {} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.skipped
-        )
-    }
-}
-
-/// Runs everything and ends with one line that counts the tests.
+/// Runs everything, and ends with a line that counts the tests and one that names what was left out.
 pub(crate) fn run(places: &Places) -> Result<ExitCode> {
-    let mut tally = Tally::default();
-    let (tests, with_driver, digests) = thread::scope(|scope| {
+    let (screen, log) = (Screen::default(), Log::create(&places.target_dir, "test")?);
+    screen.say(&format!(
+        "ferry: all tests that need no GPU; all output is in {}",
+        log.path().display()
+    ));
+    let mut run = Run {
+        places,
+        screen: &screen,
+        log: &log,
+        tally: Tally::default(),
+    };
+    let digests = thread::scope(|scope| {
         // Beside the tests, of which some leave processors idle.
         let digests = scope.spawn(|| build_ptx::digests(places, None));
-        let tests = run_cargo_test(places, &ALL_TESTS, &[], &mut tally);
-        let with_driver = run_driver_tests(places, &mut tally);
-        let digests = digests.join();
-        let digests = digests.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (tests, with_driver, digests)
-    });
-    let kernels = digests.and_then(|digests| {
-        build_ptx::judge_all(places, CodeGenerator::Stock, &digests, Mode::Check)
-    });
-    tally.add_outcome(&kernels);
-    let nvvm = check_nvvm(env::var_os(RUST_CUDA), &mut tally, |checkout| {
+        run.suites(&ALL_TESTS, &[], &[])?;
+        run.with_driver()?;
+        let digests = screen.during(|| {
+            screen.under_way("the kernels are compiled and assembled");
+            digests.join()
+        });
+        anyhow::Ok(digests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    run.judge(digests);
+    run.nvvm(env::var_os(RUST_CUDA), |checkout| {
         build_ptx::run_nvvm(places, checkout, None, Mode::Check)
     });
-    for error in [&tests, &with_driver, &kernels, &nvvm]
-        .into_iter()
-        .filter_map(|outcome| outcome.as_ref().err())
-    {
-        eprintln!("error: {error:#}");
-    }
-    println!("tests on GPUs were not run: `cargo xtask test --gpus N` runs them");
-    println!("{}", tally.summary());
-    let all_passed = [tests, with_driver, kernels, nvvm]
-        .iter()
-        .all(Result::is_ok);
-    Ok(if all_passed {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    screen.say(&run.tally.summary());
+    screen.say(&format!("left out: {}", quick::OTHER_SUITES));
+    Ok(run.tally.exit_code())
 }
 
-/// Checks the kernels of the second code generator, if there is a checkout.
-fn check_nvvm(
-    checkout: Option<OsString>,
-    tally: &mut Tally,
-    check: impl FnOnce(&Path) -> Result<()>,
-) -> Result<()> {
-    let Some(checkout) = checkout.filter(|path| !path.is_empty()) else {
-        println!("skipped: {RUST_CUDA} names no rust-cuda checkout");
-        tally.skipped += 1;
-        return Ok(());
-    };
-    let outcome = check(Path::new(&checkout));
-    tally.add_outcome(&outcome);
-    outcome
-}
+impl Run<'_> {
+    /// Runs suites and the programs of their documentation.
+    fn suites(
+        &mut self,
+        selection: &[&str],
+        filters: &[&str],
+        variables: &[(&str, OsString)],
+    ) -> Result<()> {
+        let suites = Suites {
+            root: &self.places.root,
+            screen: self.screen,
+            log: self.log,
+            selection,
+            filters,
+            variables,
+        };
+        suites.run(&mut self.tally)?;
+        if filters.is_empty() {
+            suites.run_doctests(&mut self.tally)?;
+        }
+        Ok(())
+    }
 
-/// Runs the host library's tests with `cust` again, against a driver whose functions fail.
-fn run_driver_tests(places: &Places, tally: &mut Tally) -> Result<()> {
-    let mut loaded_from = vec![cuda_stub::loaded_from(places)?];
-    if let Some(paths) = env::var_os(LOADER_PATH) {
-        loaded_from.extend(env::split_paths(&paths));
+    /// Runs the host library's tests with `cust` again, against a driver whose functions fail.
+    fn with_driver(&mut self) -> Result<()> {
+        let mut loaded_from = vec![cuda_stub::loaded_from(self.places)?];
+        if let Some(paths) = env::var_os(LOADER_PATH) {
+            loaded_from.extend(env::split_paths(&paths));
+        }
+        let variables = [
+            (cuda_stub::VARIABLE, cuda_stub::folder(self.places)?.into()),
+            (LOADER_PATH, env::join_paths(loaded_from)?),
+        ];
+        self.screen.say("with a driver whose functions fail:");
+        self.suites(&DRIVER_TESTS, &DRIVER_FILTERS, &variables)
     }
-    let variables = [
-        (cuda_stub::VARIABLE, cuda_stub::folder(places)?.into()),
-        (LOADER_PATH, env::join_paths(loaded_from)?),
-    ];
-    run_cargo_test(places, &DRIVER_TESTS, &variables, tally)
-}
 
-/// Runs `cargo test`, prints its output, and counts the tests. Without incremental files: their small units
-/// of code make the suites take 1.7 times as long.
-fn run_cargo_test(
-    places: &Places,
-    arguments: &[&str],
-    variables: &[(&str, OsString)],
-    tally: &mut Tally,
-) -> Result<()> {
-    let mut cargo = Command::new("cargo")
-        .args(["test", "--no-fail-fast"])
-        .args(WORKSPACE_FEATURES)
-        .args(arguments)
-        .env("CARGO_INCREMENTAL", "0")
-        .envs(variables.iter().cloned())
-        .current_dir(&places.root)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run cargo")?;
-    let printed = cargo
-        .stdout
-        .take()
-        .context("cargo has no standard output")?;
-    for line in BufReader::new(printed).lines() {
-        let line = line.context("cannot read cargo's output")?;
-        println!("{line}");
-        tally.add_line(&line);
+    /// Compares the digests with the committed ones. All of them count as one test.
+    fn judge(&mut self, digests: Result<Vec<(Package, Digest)>>) {
+        let begin = self.screen.elapsed();
+        let outcome = digests.and_then(|digests| {
+            let say = |text: &str| self.log.line(text);
+            build_ptx::judge_all(
+                self.places,
+                CodeGenerator::Stock,
+                &digests,
+                Mode::Check,
+                say,
+            )?;
+            Ok(digests.len())
+        });
+        match outcome {
+            Ok(count) => {
+                self.tally.passed += 1;
+                let took = time(self.screen.elapsed() - begin);
+                self.screen.say(&format!(
+                    "digests of {count} packages of kernels hold ({took})"
+                ));
+            }
+            Err(error) => self.fail(&error),
+        }
     }
-    let status = cargo.wait().context("cannot wait for cargo")?;
-    if !status.success() {
-        bail!("`cargo test {}` failed", arguments.join(" "));
+
+    /// Checks the kernels of the second code generator, if there is a checkout.
+    fn nvvm(&mut self, checkout: Option<OsString>, check: impl FnOnce(&Path) -> Result<()>) {
+        let Some(checkout) = checkout.filter(|path| !path.is_empty()) else {
+            self.screen
+                .say(&format!("skipped: {RUST_CUDA} names no rust-cuda checkout"));
+            self.tally.skipped += 1;
+            return;
+        };
+        match check(Path::new(&checkout)) {
+            Ok(()) => self.tally.passed += 1,
+            Err(error) => self.fail(&error),
+        }
     }
-    Ok(())
+
+    fn fail(&mut self, error: &anyhow::Error) {
+        self.tally.failed += 1;
+        self.screen.say(&format!("FAILED: {error:#}"));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn result_lines_are_added_up() {
-        let mut tally = Tally::default();
-        tally
-            .add_line("test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 1 filtered out");
-        tally.add_line("test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured");
-        tally.add_line("running 7 tests");
-        assert_eq!(
-            tally,
-            Tally {
-                passed: 8,
-                failed: 1,
-                skipped: 2
-            }
-        );
-        assert_eq!(tally.summary(), "ferry: 8 passed, 1 failed, 2 skipped");
-    }
+    use std::fs;
 
     #[test]
     fn without_a_checkout_of_rust_cuda_a_test_counts_as_skipped() {
-        for (checkout, wanted) in [(None, [0, 1]), (Some(""), [0, 1]), (Some("there"), [1, 0])] {
-            let mut tally = Tally::default();
-            let outcome = check_nvvm(checkout.map(OsString::from), &mut tally, |path| {
-                assert_eq!(path, Path::new("there"));
+        let folder = env::temp_dir().join(format!("ferry-xtask-{}", std::process::id()));
+        let (places, screen) = (Places::find(), Screen::default());
+        let log = Log::create(&folder, "nvvm").unwrap();
+        for (checkout, wanted) in [
+            (None, [0, 0, 1]),
+            (Some(""), [0, 0, 1]),
+            (Some("there"), [1, 0, 0]),
+            (Some("differs"), [0, 1, 0]),
+        ] {
+            let mut run = Run {
+                places: &places,
+                screen: &screen,
+                log: &log,
+                tally: Tally::default(),
+            };
+            run.nvvm(checkout.map(OsString::from), |path| {
+                anyhow::ensure!(path == Path::new("there"), "it differs");
                 Ok(())
             });
-            assert!(outcome.is_ok());
-            assert_eq!([tally.passed, tally.skipped], wanted);
+            let Tally {
+                passed,
+                failed,
+                skipped,
+            } = run.tally;
+            assert_eq!([passed, failed, skipped], wanted);
         }
-    }
-
-    #[test]
-    fn a_failed_step_counts_as_a_failed_test() {
-        let mut tally = Tally::default();
-        tally.add_outcome::<()>(&Err(anyhow::anyhow!("differs")));
-        assert_eq!(tally.failed, 1);
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -1,30 +1,47 @@
-//! The front door, `cargo xtask`: runs the demo, and forwards all other commands to `xtask`.
+//! The front door, `cargo xtask`: runs the demo and the quick tests, and forwards all other commands to
+//! `xtask`.
 
 use std::env;
 use std::io;
-use std::process::{ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
+
+use xtask_front::{Log, Screen, WORKSPACE_FEATURES};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let status = match arguments.split_first() {
-        Some((command, rest)) if command == "demo" => xtask_front::demo(rest),
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words[..] {
+        ["demo", ..] => xtask_front::demo(&arguments[1..]).map(code),
+        ["test"] => xtask_front::quick::run(),
         _ => hand_on(&arguments),
     };
-    match status {
-        // A signal has no code.
-        Ok(status) => ExitCode::from(status.code().map_or(1, |code| code as u8)),
-        Err(error) => {
-            eprintln!("error: cannot run cargo: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// The exit code of a program that ended like this. A signal has no code.
+fn code(status: ExitStatus) -> ExitCode {
+    ExitCode::from(status.code().map_or(1, |code| code as u8))
 }
 
 /// Builds `xtask` and runs it with these arguments.
-fn hand_on(arguments: &[String]) -> io::Result<ExitStatus> {
+fn hand_on(arguments: &[String]) -> io::Result<ExitCode> {
+    let (screen, log) = (
+        Screen::default(),
+        Log::create(&xtask_front::target_dir(), "xtask")?,
+    );
     let mut cargo = xtask_front::cargo();
-    cargo.args(["run", "--quiet"]);
-    cargo.args(xtask_front::WORKSPACE_FEATURES);
-    cargo.args(["--package", "xtask", "--"]);
-    cargo.args(arguments).status()
+    cargo
+        .arg("build")
+        .args(WORKSPACE_FEATURES)
+        .args(["--package", "xtask"]);
+    let built = xtask_front::build(cargo, "xtask, once (a minute)", &screen, &log)?;
+    if !built.success() {
+        return Ok(code(built));
+    }
+    // Cargo puts both programs into one folder.
+    let program = env::current_exe()?.with_file_name("xtask");
+    Command::new(program).args(arguments).status().map(code)
 }

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use xshell::{Shell, cmd};
 
 use super::header::HEADER;
+use crate::builds;
 use crate::places::Places;
 
 const PKG_CONFIG: &str = include_str!("ferry.pc");
@@ -23,18 +23,13 @@ pub(super) enum Profile {
 
 /// Builds and installs below `prefix`.
 pub(super) fn run(places: &Places, prefix: &Path, features: &str, profile: Profile) -> Result<()> {
-    let shell = Shell::new()?;
-    shell.change_dir(&places.root);
     let (release, folder) = match profile {
         Profile::Dev => (None, "debug"),
         Profile::Release => (Some("--release"), "release"),
     };
-    cmd!(
-        shell,
-        "cargo build --quiet {release...} --package ferry-c --features {features}"
-    )
-    .quiet()
-    .run()?;
+    let mut cargo = builds::cargo(["build", "--package", "ferry-c", "--features", features]);
+    cargo.args(release);
+    builds::build(places, "package-c", "the library for C", cargo)?;
     let built = places.target_dir.join(folder);
     let (include, lib) = (prefix.join("include"), prefix.join("lib"));
     let pkg_config = lib.join("pkgconfig");

@@ -1,0 +1,103 @@
+//! Builds by cargo that say what they do, and that they wait for another cargo.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::process::{Command, ExitStatus, Stdio};
+
+use crate::log::Log;
+use crate::screen::{Screen, time};
+
+/// First words of cargo's messages that say what it does; the others are errors, warnings and their text.
+const STATUS: [&str; 20] = [
+    "Adding",
+    "Archiving",
+    "Blocking",
+    "Building",
+    "Checking",
+    "Compiling",
+    "Doc-tests",
+    "Downloaded",
+    "Downloading",
+    "Executable",
+    "Finished",
+    "Fresh",
+    "Locking",
+    "Packaged",
+    "Packaging",
+    "Removed",
+    "Running",
+    "Unpacking",
+    "Updating",
+    "Verifying",
+];
+
+/// Reads what a cargo prints on standard error: shows what is under way and that it waits, logs everything,
+/// and returns the rest, errors and warnings.
+pub(crate) fn watch(messages: impl Read, screen: &Screen, log: &Log) -> io::Result<Vec<String>> {
+    let mut rest = Vec::new();
+    for line in BufReader::new(messages).lines() {
+        let line = line?;
+        log.line(&line);
+        let text = line.trim_start();
+        match status(&line) {
+            Some("Blocking") => screen.say(&format!("another cargo is at work: {text}")),
+            Some(_) => screen.under_way(text.to_lowercase()),
+            // A build script of Ferry says which kernels it compiles.
+            None if text.starts_with("compiling ") => screen.under_way(text),
+            None => rest.push(line),
+        }
+    }
+    Ok(rest)
+}
+
+/// The first word of a message that says what cargo does. Cargo aligns these words at their ends.
+fn status(line: &str) -> Option<&str> {
+    let word = line.split_whitespace().next()?;
+    let is_aligned = line.len() - line.trim_start().len() + word.len() == 12;
+    (is_aligned && STATUS.contains(&word)).then_some(word)
+}
+
+/// Runs a cargo that builds, with its messages on the screen's last line and in the log. What it says beside
+/// these is printed if it fails.
+///
+/// # Errors
+///
+/// Cargo cannot be run, or its messages cannot be read.
+pub fn build(mut cargo: Command, what: &str, screen: &Screen, log: &Log) -> io::Result<ExitStatus> {
+    let begin = screen.elapsed();
+    screen.under_way(format!("building {what}"));
+    let (status, rest) = screen.during(|| {
+        let mut child = cargo.stderr(Stdio::piped()).spawn()?;
+        let messages = child.stderr.take().map(|pipe| watch(pipe, screen, log));
+        let rest = messages.transpose()?.unwrap_or_default();
+        io::Result::Ok((child.wait()?, rest))
+    })?;
+    if !status.success() {
+        screen.say(&rest.join("\n"));
+    } else if screen.elapsed() - begin >= std::time::Duration::from_secs(3) {
+        screen.say(&format!(
+            "built {what} in {}",
+            time(screen.elapsed() - begin)
+        ));
+    }
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cargo_does_is_told_from_what_it_says() {
+        assert_eq!(
+            status("   Compiling ferry-ep v0.3.0 (/x)"),
+            Some("Compiling")
+        );
+        assert_eq!(
+            status("    Blocking waiting for file lock"),
+            Some("Blocking")
+        );
+        assert_eq!(status("Compiling is hard"), None);
+        assert_eq!(status("error: could not compile"), None);
+        assert_eq!(status(""), None);
+    }
+}
