@@ -1,4 +1,5 @@
-//! Explanation of launches of dispatch and combine: their tactics and the reasons, without running any.
+//! Explanation of a plan, for its users what it takes and which settings go with it, for those who change kernels
+//! the tactics of launches and the reasons. Nothing is run.
 //!
 //! The decisions are those of `tactics`, the grids those of the host. Neither is repeated here.
 
@@ -7,6 +8,7 @@ mod facts;
 mod path;
 pub mod reasons;
 mod roles;
+mod settings;
 mod table;
 mod words;
 
@@ -27,12 +29,19 @@ pub use table::{HEAD, line};
 /// Longest line that is printed.
 const COLUMNS: usize = 110;
 
-/// Options of `ferry-tests explain`.
+/// Say what a plan takes and which settings go with how many tokens, without a GPU
+///
+/// Memory of each rank, bytes on the wire, and settings for a number of tokens. With --kernels what each
+/// launch does with them: the roles of warps, a row's way, and why.
 #[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct ExplainArgs {
     /// Tokens of each rank
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", default_value_t = 128)]
     tokens: u32,
+    /// Explain what the kernels do with these tokens, and why
+    #[arg(long)]
+    kernels: bool,
     /// Most tokens that a rank may bring: the plan's [default: --tokens]
     #[arg(long, value_name = "T")]
     max_tokens: Option<u32>,
@@ -80,7 +89,8 @@ impl ExplainArgs {
         GpuRanks::new("GPU", ranks).limit(Rank(0), self.max_sms)
     }
 
-    fn case(&self) -> Result<Case> {
+    /// The plan, and a group for it: the simulator stands for any, as a plan asks it only for its size.
+    fn plan(&self) -> Result<(Group, Plan)> {
         let Self {
             ranks,
             nodes,
@@ -109,23 +119,35 @@ impl ExplainArgs {
                 self.max_tokens.unwrap_or(self.tokens) as usize,
             )
         };
-        // The simulator stands for any group: a plan asks it only for its size.
-        let plan = Plan::new(&Group::simulated(ranks, 0)?, config)?;
-        Ok(Case::new(&plan, self.tokens, self.multiprocessors)?)
+        let group = Group::simulated(ranks, 0)?;
+        let plan = Plan::new(&group, config)?;
+        Ok((group, plan))
     }
 }
 
-/// Prints what the launches do.
+/// Prints what the plan takes and which settings go with it, or what its launches do.
 ///
 /// # Errors
 /// A configuration that no communicator has, and [`CaseError`].
 pub fn run(args: &ExplainArgs) -> Result<()> {
-    let case = args.case()?;
+    let (group, plan) = args.plan()?;
+    let (tokens, multiprocessors) = (args.tokens, args.multiprocessors);
+    let case = Case::new(&plan, tokens, multiprocessors)?;
     if args.ranks_per_gpu > 1 {
         let (ranks, all, part) = (args.ranks_per_gpu, args.multiprocessors, case.blocks());
         println!("GPU       {ranks} ranks share its {all} SMs: {part} SMs each");
     }
-    print!("{}", text(&case)?);
+    if args.kernels {
+        print!("{}", text(&case)?);
+        return Ok(());
+    }
+    let answer = settings::Answer {
+        group: &group,
+        plan: &plan,
+        tokens,
+        multiprocessors,
+    };
+    print!("{}", answer.text()?);
     Ok(())
 }
 

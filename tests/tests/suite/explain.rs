@@ -98,7 +98,7 @@ fn golden() -> PathBuf {
 fn the_tactics_are_those_of_the_table() {
     let mut found = String::from(
         "What launches do: 256 experts, top-8, 7168 elements, 132 multiprocessors. Written by\n\
-         `FERRY_BLESS=1 cargo test -p ferry-tests --test suite explain`. `ferry-tests explain` says why.\n",
+         `FERRY_BLESS=1 cargo test -p ferry-tests --test suite explain`. `ferry-tests explain --kernels` says why.\n",
     );
     for (title, lines) in tables() {
         writeln!(found, "\n{title}\n{}", explain::HEAD).unwrap();
@@ -154,8 +154,13 @@ fn reasons_say_what_the_tactics_decide() {
     }
 }
 
-/// Runs `ferry-tests explain` with `options`. Returns its output, or the text of its error if it fails.
+/// Runs `ferry-tests explain --kernels` with `options`.
 fn explain(options: &str) -> Result<String, String> {
+    explain_plan(&format!("--kernels {options}"))
+}
+
+/// Runs `ferry-tests explain` with `options`. Returns its output, or the text of its error if it fails.
+fn explain_plan(options: &str) -> Result<String, String> {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
     let output = program
         .arg("explain")
@@ -268,7 +273,6 @@ fn bad_shapes_are_refused_by_name() {
         ("--tokens 8 --ranks 65", "--ranks"),
         ("--tokens 8 --format fp7", "nvfp4-row"),
         ("--tokens -1", "-1"),
-        ("", "--tokens"),
     ] {
         match explain(options) {
             Ok(text) => panic!("{options}: {text}"),
@@ -279,5 +283,58 @@ fn bad_shapes_are_refused_by_name() {
     assert_eq!(
         refused,
         Some(CaseError::TooManyTokens { tokens: 9, most: 8 })
+    );
+}
+
+#[test]
+fn a_user_is_told_what_a_plan_takes() {
+    let plan = |ranks: u32, config| {
+        let plan = Plan::new(&Group::simulated(ranks, 0).unwrap(), config).unwrap();
+        (plan.window_bytes(), plan.workspace_bytes())
+    };
+    for (ranks, format) in [(4, TokenFormat::Bf16), (8, TokenFormat::BlockwiseFp8)] {
+        let text = explain_plan(&format!(
+            "--ranks {ranks} --tokens 4096 --format {}",
+            format.name()
+        ));
+        let text = text.unwrap();
+        let (window, workspace) = plan(
+            ranks,
+            Config {
+                format,
+                ..Config::new(256, 8, 7168, 4096)
+            },
+        );
+        let digits: String = text.chars().filter(|&letter| letter != ',').collect();
+        let wanted = [
+            &format!("window {window} bytes") as &str,
+            &format!("workspace {workspace} bytes"),
+            "outputs",
+            "settings for 4096 tokens",
+            "Capacity::max_distinct",
+        ];
+        assert_tells(&digits, &wanted);
+        assert!(!text.contains("ASSIGNMENTS"), "{text}");
+    }
+}
+
+#[test]
+fn without_options_few_tokens_are_explained() {
+    let text = explain_plan("").unwrap();
+    assert_tells(
+        &text,
+        &[
+            "at most 128 tokens a rank",
+            "settings for 128 tokens",
+            "specialise: true",
+        ],
+    );
+    let kernels = explain_plan("--kernels").unwrap();
+    assert_tells(
+        &kernels,
+        &[
+            "128 tokens a rank of at most 128",
+            "SMALL_BATCH_ASSIGNMENTS",
+        ],
     );
 }
