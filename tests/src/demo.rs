@@ -25,8 +25,12 @@ const BAR: usize = 40;
 /// Lines of the chart at most.
 const LINES: usize = 32;
 
-/// Options of `ferry-tests demo`.
+/// Carry a text's words to their experts and back, and show what happens
+///
+/// Words become vectors, a router gives each its experts, and every bit that arrives and returns is compared
+/// with a sequential oracle. Runs on this machine's GPUs, and without any in the simulator.
 #[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct DemoArgs {
     /// The text [default: Ferry's README]
     #[arg(long, value_name = "FILE")]

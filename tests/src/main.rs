@@ -14,27 +14,18 @@ struct Arguments {
     command: Command,
 }
 
+/// Commands. Their arguments have the texts of `--help`: a comment here would replace these.
 #[derive(Subcommand)]
 enum Command {
-    /// Carry a text's words to their experts and back, and show what happens
     Demo(demo::DemoArgs),
-    /// Explain what a launch does with a number of tokens, and why, without a GPU
     Explain(explain::ExplainArgs),
-    /// Run given tensors through dispatch, a stand-in for the experts, and combine
     Replay(replay::ReplayArgs),
-    /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
     Gpu(gpu::GpuArgs),
-    /// Start one process per GPU and kill one of them, repeatedly
     Killed(gpu::killed::KilledArgs),
-    /// Run the acceptance tests on one GPU under the tools of compute-sanitizer
     Sanitize(gpu::sanitize::SanitizeArgs),
-    /// Measure dispatch and combine on GPUs, beside the limits of the machine
     Bench(bench::BenchArgs),
-    /// Run rounds with fresh seeds until the time is up, each compared with the oracle
     Soak(soak::SoakArgs),
-    /// Run every layout of rows that stay as they came in every format, all else drawn, in the simulator
     Rows(rows::RowsArgs),
-    /// Damage windows of simulated ranks: each must end and touch no memory that is not its own
     Damaged(damaged::sweep::DamagedArgs),
 }
 

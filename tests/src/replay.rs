@@ -27,61 +27,39 @@ use stored::Tensors;
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Options of `ferry-tests replay`.
+/// Run given tensors through dispatch, a stand-in for the experts, and combine
 ///
-/// IN holds, for each rank r: `x.r` bf16 `[tokens, hidden]`, `topk_ids.r` i32 or i64 `[tokens, top_k]`,
-/// `topk_weights.r` f32 `[tokens, top_k]` (on all ranks or on none), and `expert_scale` f32
-/// `[experts]`: the stand-in for an expert multiplies each token's row of `x`, whatever the format, by it and
-/// rounds to bf16. With --format nvfp4 it may hold `input_scale` f32 `[1]`, else 1 is taken.
+/// Compare the file that it writes with a reference of yours. Names and shapes are below the options.
 ///
-/// With --shared-expert it holds `shared_scale` f32 `[1]`, by which the stand-in multiplies the rows of the
-/// shared group: all tokens of rank r. With --skip-a2a `x.r`, `topk_ids.r` and `topk_weights.r` are the same
-/// for every r, and the shared group of rank r has the r-th of runs of tokens one after another, of which the
-/// first tokens % ranks are one token longer.
+/// The stand-in for an expert multiplies each token's row of `x`, whatever the format, by the expert's factor
+/// and rounds to bf16. Combine then applies the weights: without `topk_weights`, 1 in reduced mode, and in
+/// exact mode the rows of a token stay apart. With --late-weights dispatch is not given the weights, but
+/// combine that of each row, on the rank of the row's expert; padded blocks always take them so.
 ///
-/// With --residual it holds, for each rank r, `residual.r` bf16 `[tokens, hidden]`: combine adds it
-/// to the sums in f32 before they are rounded, and with --skip-a2a to rank r's part; after the shared row, of
-/// which the guide, "Options", says when the sum was rounded before. With
-/// --late-weights the weights are not given to dispatch: combine is given that of each row, on the
-/// rank of the row's expert.
+/// With --receive view, strided or compact a row is a token that has an expert on rank r. The stand-in's
+/// answer is the sum over its experts here of weight times (`x` times factor, rounded to bf16), in the order
+/// of the slots, products and sums rounded to f32, and the sum to bf16: so `combined` is the same as by
+/// expert. Sums begin with `initial`, then `second_initial`, with --initial. With --combine-weights combine
+/// returns the weights that dispatch brought.
 ///
-/// OUT gets `tokens.r`, `row_offsets.r`, `expert_ids.r`, `src_info.r`, `combined.r`. In exact mode
-/// without weights, `combined.r` is `[tokens, top_k, hidden]`; in reduced mode without weights, every
-/// weight is 1. With --shared-expert the first group is the shared expert's, and `src_info` of
-/// its rows is 0xa5 in every byte. With --skip-a2a `combined.r` is rank r's part: the sum over all ranks is
-/// the result.
+/// With --residual combine adds `residual` to the sums in f32 before they are rounded, and with --skip-a2a to
+/// rank r's part; after the shared row, of which the guide, "A round", says when the sum was rounded before.
 ///
-/// With --receive view, strided or compact, each row is a token that has an expert on rank r, whatever their
-/// number. The stand-in's answer to it is the sum over its experts here of weight times (`x` times
-/// `expert_scale`, rounded to bf16), in the order of the slots, products and sums rounded to f32, and the sum
-/// to bf16: so `combined.r` is the same as by expert. Sums begin with `initial.r`, then `second_initial.r`,
-/// both bf16 `[tokens, hidden]`, with --initial. With --combine-weights combine returns the weights that
-/// dispatch brought.
+/// With --shared-expert the first group is the shared expert's: all tokens of rank r. With --skip-a2a `x.r`,
+/// `topk_ids.r` and `topk_weights.r` are the same for every r, the shared group of rank r has the r-th of
+/// runs of tokens one after another, of which the first tokens % ranks are one token longer, and `combined.r`
+/// is rank r's part: the sum over all ranks is the result.
 ///
-/// Then OUT gets, instead of `row_offsets.r` and `expert_ids.r`: `ids.r` `[rows, top_k]` i32, or i64 with
-/// --ids i64: the local expert of each slot, -1 in others; `weights.r` f32 `[rows, top_k]`; `src_info.r`
-/// i32 `[rows, 2]`: source rank and token; `source_counts.r` i32 `[ranks]`; `expert_counts.r` i32
-/// `[local experts]`; and with --combine-weights `combined_weights.r` f32 `[tokens, top_k]`. Views and
-/// strided rows are `[ranks * most tokens of a rank]`, row (source * most + token); those without a token
-/// have ids and src_info -1, weights 0, and 0xa5 in every byte of `tokens.r`, `scales.r` and `row_scales.r`,
-/// or 0 with --clear-absent. Compact rows follow each other. `scales.r` in fp8 is f32 `[rows, hidden / 128]`,
-/// with --transposed-scales `[hidden / 128, rows]`.
+/// With --pass-through dispatch is given codes and scales instead of `x`, which the experts still take. i32
+/// scales are four powers of two, e8m0, the first in the lowest byte; they arrive as f32. All others arrive
+/// as they are, but for the two words that the guide, "Formats", names.
 ///
-/// With --pass-through dispatch is not given `x.r`, which the experts still take, but for each rank r
-/// `codes.r` u8 `[tokens, bytes of codes]` and `x_scales.r`: in fp8 f32 `[tokens, hidden / 128]`, or i32
-/// `[tokens, hidden / 512]` of four powers of two each, the first in the lowest byte; else u8
-/// `[tokens, groups]`. They arrive as they are, but for the two words that the guide, "Input that is
-/// encoded", names.
-///
-/// In formats but bf16, `tokens.r` is u8 `[rows, bytes of codes]`, and `scales.r` comes with it: f32 `[hidden
-/// / 128, rows]` in fp8, else u8, `[rows, groups]` row-major or `[blocks, groups / 4, 32, 4, 4]` tiled, then
-/// with `scales_offsets.r`, u32 `[local experts]`. nvfp4-row adds `row_scales.r`, bf16 `[rows]`. Rows that
-/// pad an expert hold 0xa5 in every byte, as nobody writes them, or 0 with --clear-padding. --alignment adds
-/// `expert_counts.r` i32 and `row_ends.r` u32 `[local experts]`; --row-sources `weights.r` f32 `[rows, 1]`,
-/// and `src_info.r` is `[rows, 3]`: source rank, token and slot; --m-indices `m_indices.r` i32 `[rows]`. In
-/// padding they are -1, weights 0. With --receive padded each expert has ranks * most tokens rows, OUT gets
-/// `source_ranges.r` i64 `[local experts, ranks]`, and combine weights.
+/// Bytes that no call writes are 0xa5: rows that pad an expert (0 with --clear-padding), rows without a token
+/// in views and strided rows (0 with --clear-absent), and `src_info` of the shared expert's rows. The tables
+/// of rows without a token are always written: ids, `src_info` of 3 words or of views and strided rows, and
+/// `m_indices` are -1, weights 0.
 #[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment, after_long_help = include_str!("replay/files.txt"))]
 pub struct ReplayArgs {
     /// Tensors to read
     #[arg(value_name = "IN.safetensors")]
@@ -138,14 +116,14 @@ pub struct ReplayArgs {
     /// Begin sums with `initial.r` and, if it is there, `second_initial.r`; of rows that stay as they came
     #[arg(long)]
     initial: bool,
-    /// Receive the scales of fp8 as [hidden / 128, rows], which they always are by expert
+    /// Receive the scales of fp8 as [hidden / 128, rows], which they always are by expert; in padded blocks
+    /// those of each block
     #[arg(long)]
     transposed_scales: bool,
     /// Write zeros to strided rows without a token
     #[arg(long)]
     clear_absent: bool,
-    /// Give dispatch the codes and scales of the file; in fp8 the scales may be transposed, as
-    /// [hidden / 128, tokens]
+    /// Give dispatch the codes and scales of the file; transposed: scales of fp8, as [hidden / 128, tokens]
     #[arg(long, value_enum, value_name = "PLACES", num_args = 0..=1, default_missing_value = "row-major")]
     pass_through: Option<Places>,
     /// Padding and tables of rows by expert
@@ -192,7 +170,7 @@ enum Combined {
 
 /// Runs a replay. Under mpirun, every process reads and rank 0 writes.
 pub fn run(args: &ReplayArgs) -> Result<()> {
-    let given = read(&args.input);
+    let given = read(&args.input, args.pass_through);
     // Over MPI, who cannot read the file can still join and tell the others. Over TCP, only the
     // file says how many ranks meet; the others wait no longer than the rendezvous lets them.
     let over_mpi = args.group.has_processes() && args.group_args.rendezvous.is_none();
@@ -294,6 +272,7 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
         "tensor topk_weights.0 is missing, which --late-weights gives to combine"
     );
     prepare_rows(args, &given)?;
+    prepare_scales(args, &given)?;
     let settings = settings(args, &given, open.scaled(DEADLINE));
     let settings = Settings {
         given: form(args, &given, &settings.config)?,
@@ -347,6 +326,22 @@ fn prepare_rows(args: &ReplayArgs, given: &Given) -> Result<()> {
     ensure!(
         !keeps_rows || !args.late_weights,
         "--late-weights: with --receive {receive} rows have their weights already"
+    );
+    Ok(())
+}
+
+/// Checks that what is said of scales has an effect.
+fn prepare_scales(args: &ReplayArgs, given: &Given) -> Result<()> {
+    let format = args.format.name();
+    ensure!(
+        args.scales.is_none() || args.format.scale_layout().is_some(),
+        "--scales: with --format {format} there are no scales of one byte"
+    );
+    let is_nvfp4 = matches!(args.format, TokenFormat::Nvfp4(_));
+    ensure!(
+        !is_nvfp4 || given.input_scale.is_none() || args.pass_through.is_none(),
+        "tensor input_scale is given, but with --pass-through dispatch takes none: the global scale of {format} \
+         codes is yours"
     );
     Ok(())
 }
@@ -411,7 +406,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         split: args.split,
         apart: !given.weights,
         weights: !args.late_weights,
-        input_scale: Some(given.input_scale),
+        input_scale: Some(given.input_scale.unwrap_or(1.0)),
         wide_ids: args.ids == Ids::I64,
         strides: (args.pass_through).map_or(Strides::RowMajor, Places::strides),
         ..Settings::of(config, std::slice::from_ref(problem))

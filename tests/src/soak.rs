@@ -24,8 +24,12 @@ const LONGEST: Duration = Duration::from_secs(180);
 /// Seeds that a second of the clock has for itself, so that no two runs draw the same ones.
 const SEEDS_A_SECOND: u64 = 1 << 20;
 
-/// Options of `ferry-tests soak`.
+/// Run rounds with fresh seeds until the time is up, each compared with the oracle
+///
+/// In the simulator a seed draws everything: shape, format, layout, options, inputs and the order of warps.
+/// What failed is printed with its seed; --seed S --count 1 runs it again.
 #[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct SoakArgs {
     /// Begin no seed after so many seconds
     #[arg(long, value_name = "N", default_value_t = 60)]

@@ -120,8 +120,13 @@ pub enum Part {
     Layer,
 }
 
-/// Options of the benchmark.
+/// Measure dispatch and combine on GPUs, beside the limits of the machine
+///
+/// Local ranks are all in this process; with --group node and nvshmem every process is a rank: start one for
+/// each, with mpirun or with --rendezvous and --rank. BENCHMARKS.md has the method, and figures of other
+/// machines.
 #[derive(Clone, Debug, Args)]
+#[command(verbatim_doc_comment)]
 pub struct BenchArgs {
     /// Kind of group
     #[arg(long, value_enum, default_value = "local")]

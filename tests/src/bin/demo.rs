@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ferry_tests::{demo, sharing};
 
-/// Carries a text's words to their experts and back, and shows what happens.
+// The text of `--help` is that of `DemoArgs`.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo", version)]
 struct Arguments {

@@ -13,8 +13,12 @@ use super::DamagedCase;
 /// Longest time of a case on a loaded machine: cases take milliseconds.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// Arguments of `damaged`. The tests run the same with 2,000 windows.
+/// Damage windows of simulated ranks: each must end and touch no memory that is not its own
+///
+/// What failed is printed with its seed; --seed S --windows 1 runs it again. `cargo xtask test` runs the same
+/// with 2,000 windows.
 #[derive(Args)]
+#[command(verbatim_doc_comment)]
 pub struct DamagedArgs {
     /// Fewest windows to damage
     #[arg(long, default_value_t = 100_000)]

@@ -62,8 +62,13 @@ use crate::probes::ProbePtx;
 use crate::sharing;
 use ferry_rig::{Session, Settings};
 
-/// Options of `ferry-tests gpu`.
+/// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
+///
+/// With --group node and nvshmem every process is a rank: start one for each, with mpirun or with
+/// --rendezvous and --rank. Local and simulated ranks are all in this process. `cargo xtask test --gpus N`
+/// runs it in every kind of group.
 #[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct GpuArgs {
     /// Place of the ranks
     #[arg(long, value_enum, default_value = "local")]

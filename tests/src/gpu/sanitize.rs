@@ -80,8 +80,12 @@ impl Tool {
     }
 }
 
-/// Options of `ferry-tests sanitize`.
+/// Run the acceptance tests on one GPU under the tools of compute-sanitizer
+///
+/// Needs compute-sanitizer of a CUDA installation. It fails if a tool finds something, or if none of its
+/// tests ran.
 #[derive(clap::Args, Clone, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct SanitizeArgs {
     /// Seconds for each tool; what it has not done then is cut short
     #[arg(long, value_name = "N", default_value_t = 100)]

@@ -6,6 +6,7 @@ use ferry_reference::{Problem, RankInput};
 use safetensors::{Dtype, SafeTensors};
 
 use super::stored::ranks_of;
+use ferry_rig::Places;
 use ferry_rig::formats::given::Given;
 use ferry_rig::formats::{Encoded, groups, row_bytes};
 
@@ -21,10 +22,12 @@ pub struct Tokens {
     dtype: Dtype,
     /// Bytes of codes, and number of scales, of a token.
     widths: [usize; 2],
+    /// Places of the scales.
+    places: Places,
 }
 
 /// Reads every rank's codes and scales; `None` if the file has none.
-pub fn parse(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Tokens>> {
+pub fn parse(file: &SafeTensors<'_>, problem: &Problem, places: Places) -> Result<Option<Tokens>> {
     if PREFIXES.iter().try_fold(0, |most, prefix| {
         Ok::<_, anyhow::Error>(ranks_of(file, prefix)?.max(most))
     })? == 0
@@ -37,12 +40,16 @@ pub fn parse(file: &SafeTensors<'_>, problem: &Problem) -> Result<Option<Tokens>
         view.with_context(|| format!("tensor {name} is missing"))
     };
     let (codes, scales) = (first(PREFIXES[0])?, first(PREFIXES[1])?);
-    let width = |shape: &[usize]| shape.last().copied().unwrap_or(0);
-    let widths = [width(codes.shape()), width(scales.shape())];
+    let last = |shape: &[usize]| shape.last().copied().unwrap_or(0);
+    let scales_of_token = match places {
+        Places::RowMajor => last(scales.shape()),
+        Places::Transposed => scales.shape().first().copied().unwrap_or(0),
+    };
     let mut tokens = Tokens {
         of_rank: Vec::new(),
         dtype: scales.dtype(),
-        widths,
+        widths: [last(codes.shape()), scales_of_token],
+        places,
     };
     for (rank, input) in problem.inputs.iter().enumerate() {
         let of_rank = tokens.parse_rank(file, rank, input)?;
@@ -58,29 +65,13 @@ impl Tokens {
         rank: usize,
         input: &RankInput,
     ) -> Result<Vec<Encoded>> {
-        let mut parts = Vec::new();
-        for ((prefix, width), dtype) in PREFIXES
-            .into_iter()
-            .zip(self.widths)
-            .zip([Dtype::U8, self.dtype])
-        {
-            let name = format!("{prefix}{rank}");
-            let Ok(view) = file.tensor(&name) else {
-                bail!("tensor {name} is missing")
-            };
-            let wanted = [input.tokens, width];
-            ensure!(
-                view.dtype() == dtype && view.shape() == wanted,
-                "tensor {name} is {:?} {:?}, wanted {dtype:?} {wanted:?}",
-                view.dtype(),
-                view.shape()
-            );
-            let bytes = (view.data().len() / input.tokens.max(1)).max(1);
-            let rows: Vec<_> = view.data().chunks(bytes).map(<[u8]>::to_vec).collect();
-            parts.push(rows);
-        }
-        let scales = parts.pop().unwrap_or_default();
-        let codes = parts.pop().unwrap_or_default();
+        let [codes, scales] = PREFIXES.map(|prefix| format!("{prefix}{rank}"));
+        let [bytes, width] = self.widths;
+        let codes = rows(file, &codes, Dtype::U8, [input.tokens, bytes])?;
+        let scales = match self.places {
+            Places::RowMajor => rows(file, &scales, self.dtype, [input.tokens, width])?,
+            Places::Transposed => columns(file, &scales, self.dtype, [width, input.tokens])?,
+        };
         let rows = codes.into_iter().zip(scales);
         Ok(rows
             .map(|(payload, scales)| Encoded {
@@ -95,6 +86,11 @@ impl Tokens {
     pub fn form(&self, format: TokenFormat, hidden: usize) -> Result<Given> {
         let groups = groups(format, hidden);
         let takes_words = format == TokenFormat::BlockwiseFp8;
+        ensure!(
+            takes_words || groups == 0 || self.places == Places::RowMajor,
+            "--pass-through transposed: dispatch takes transposed scales in fp8, and in {} only row-major ones",
+            format.name()
+        );
         let (given, dtypes, width) = match self.dtype {
             Dtype::I32 | Dtype::U32 if takes_words => (Given::Packed, "I32", groups / 4),
             _ if takes_words => (Given::AnyBits, "F32", groups),
@@ -123,4 +119,42 @@ impl Tokens {
         );
         Ok(given)
     }
+}
+
+/// Bytes of the rows of a tensor.
+fn rows(
+    file: &SafeTensors<'_>,
+    name: &str,
+    dtype: Dtype,
+    wanted: [usize; 2],
+) -> Result<Vec<Vec<u8>>> {
+    let Ok(view) = file.tensor(name) else {
+        bail!("tensor {name} is missing")
+    };
+    ensure!(
+        view.dtype() == dtype && view.shape() == wanted,
+        "tensor {name} is {:?} {:?}, wanted {dtype:?} {wanted:?}",
+        view.dtype(),
+        view.shape()
+    );
+    let bytes = (view.data().len() / wanted[0].max(1)).max(1);
+    Ok(view.data().chunks(bytes).map(<[u8]>::to_vec).collect())
+}
+
+/// Bytes of the columns of a tensor of scales, one for each token.
+fn columns(
+    file: &SafeTensors<'_>,
+    name: &str,
+    dtype: Dtype,
+    wanted: [usize; 2],
+) -> Result<Vec<Vec<u8>>> {
+    let rows = rows(file, name, dtype, wanted);
+    let rows =
+        rows.context("--pass-through transposed takes scales as [scales of a token, tokens]")?;
+    let bytes = dtype.bitsize() / 8;
+    let column = |token: usize| {
+        let scales = rows.iter().map(|row| &row[token * bytes..][..bytes]);
+        scales.collect::<Vec<_>>().concat()
+    };
+    Ok((0..wanted[1]).map(column).collect())
 }

@@ -10,6 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::stored::{Stored, Tensors, bytes_of, ranks_of};
 use super::{encoded, groups, rows};
+use ferry_rig::Places;
 use ferry_rig::formats::{self, Layout};
 use ferry_rig::verify::{Contents, RankOutputs, Received};
 use ferry_rig::{Return, Settings};
@@ -22,8 +23,8 @@ pub struct Given {
     pub scale: Vec<f32>,
     /// Whether there are router weights.
     pub weights: bool,
-    /// NVFP4's global scale.
-    pub input_scale: f32,
+    /// NVFP4's global scale, if the file has it.
+    pub input_scale: Option<f32>,
     /// Factor of the shared expert, if the file has it.
     pub shared_scale: Option<f32>,
     /// Rows that combine adds, by rank, if the file has them.
@@ -34,11 +35,11 @@ pub struct Given {
     pub encoded: Option<encoded::Tokens>,
 }
 
-/// Reads a file.
-pub fn read(path: &Path) -> Result<Given> {
+/// Reads a file, and tokens that are encoded if `places` are those of their scales.
+pub fn read(path: &Path, places: Option<Places>) -> Result<Given> {
     let parsed = std::fs::read(path)
         .map_err(Into::into)
-        .and_then(|bytes| parse(&bytes));
+        .and_then(|bytes| parse(&bytes, places));
     parsed.with_context(|| path.display().to_string())
 }
 
@@ -94,7 +95,7 @@ const RESIDUAL: &str = "residual.";
 /// Prefixes of the names of rows that the sums of rows begin with.
 const INITIAL: [&str; 2] = ["initial.", "second_initial."];
 
-fn parse(bytes: &[u8]) -> Result<Given> {
+fn parse(bytes: &[u8], places: Option<Places>) -> Result<Given> {
     let file = SafeTensors::deserialize(bytes)?;
     let scale = tensor(&file, "expert_scale", Dtype::F32, &["experts"])?;
     let scale = values(&scale, f32::from_le_bytes);
@@ -125,7 +126,10 @@ fn parse(bytes: &[u8]) -> Result<Given> {
             parse_rows(&file, &problem, INITIAL[0])?,
             parse_rows(&file, &problem, INITIAL[1])?,
         ],
-        encoded: encoded::parse(&file, &problem)?,
+        encoded: match places {
+            Some(places) => encoded::parse(&file, &problem, places)?,
+            None => None,
+        },
         problem,
         scale,
         weights,
@@ -176,15 +180,17 @@ fn parse_ids(file: &SafeTensors<'_>, rank: usize, sizes: [usize; 2]) -> Result<V
     narrow.collect()
 }
 
-fn parse_input_scale(file: &SafeTensors<'_>) -> Result<f32> {
+fn parse_input_scale(file: &SafeTensors<'_>) -> Result<Option<f32>> {
     const NAME: &str = "input_scale";
-    let scale = parse_scalar(file, NAME)?.unwrap_or(1.0);
+    let Some(scale) = parse_scalar(file, NAME)? else {
+        return Ok(None);
+    };
     let both = [scale, 1.0 / scale];
     ensure!(
         scale > 0.0 && both.iter().all(|x| x.is_normal()),
         "tensor {NAME} is {scale:e}, wanted 2^-126 to 2^126"
     );
-    Ok(scale)
+    Ok(Some(scale))
 }
 
 /// An f32 `[1]`, if the file has it.
@@ -325,17 +331,24 @@ fn codes(received: &Received) -> Stored {
 fn scales(received: &Received) -> Stored {
     let layout = received.layout;
     let (rows, groups) = (rows(received), layout.groups());
-    match layout.format.scale_layout() {
-        None => {
+    match (layout.format.scale_layout(), layout.blocks) {
+        // Blocks have all rows of the outputs.
+        (None, Some(blocks)) if blocks.transposed => {
+            let experts = layout.capacity.rows / blocks.rows;
+            let dims = vec![experts * groups, blocks.rows];
+            (Dtype::F32, dims, received.scales.clone())
+        }
+        (None, Some(_)) => (Dtype::F32, vec![rows, groups], received.scales.clone()),
+        (None, None) => {
             let stride = 4 * layout.capacity.rows;
             let used = (0..groups).flat_map(|group| &received.scales[group * stride..][..4 * rows]);
             (Dtype::F32, vec![groups, rows], used.copied().collect())
         }
-        Some(ScaleLayout::RowMajor) => {
+        (Some(ScaleLayout::RowMajor), _) => {
             let used = &received.scales[..rows * groups];
             (Dtype::U8, vec![rows, groups], used.to_vec())
         }
-        Some(ScaleLayout::Tiled) => {
+        (Some(ScaleLayout::Tiled), _) => {
             let blocks = formats::first_blocks(&received.row_offsets);
             let blocks = blocks.last().copied().unwrap_or(0);
             let used = &received.scales[..blocks * groups * 128];

@@ -14,7 +14,7 @@ fn given() -> Given {
         problem,
         scale: vec![1.0; 4],
         weights: true,
-        input_scale: 1.0,
+        input_scale: None,
         shared_scale: None,
         residual: None,
         initial: [None, None],

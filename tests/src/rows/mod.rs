@@ -22,8 +22,13 @@ const PROGRESS: Duration = Duration::from_secs(5);
 /// Layouts times formats.
 const KINDS: u64 = (ROW_LAYOUTS.len() * ROW_FORMATS.len()) as u64;
 
-/// Arguments of `rows`. The tests run the same with fewer cases.
+/// Run every layout of rows that stay as they came in every format, all else drawn, in the simulator
+///
+/// Each case is compared with the oracle, and each pair of values of two choices must have come --least
+/// times. What failed is printed with its seed, which --only runs again. `cargo xtask test` runs the same
+/// with fewer cases.
 #[derive(Args)]
+#[command(verbatim_doc_comment)]
 pub struct RowsArgs {
     /// Cases of each layout in each format
     #[arg(long, default_value_t = 300)]

@@ -12,6 +12,7 @@ mod explain;
 mod faults;
 mod given_up;
 mod gpu_suite;
+mod help;
 mod local;
 mod many_ranks;
 mod out_of_turn;

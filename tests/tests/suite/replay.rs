@@ -189,12 +189,14 @@ fn a_file_comes_back_apart() {
 const INPUT_SCALE: f32 = 0.375;
 
 /// The options that name a format.
-fn options(format: TokenFormat) -> [&'static str; 4] {
-    let layout = match format.scale_layout() {
-        Some(ScaleLayout::RowMajor) => "row-major",
-        _ => "tiled",
-    };
-    ["--format", format.name(), "--scales", layout]
+fn options(format: TokenFormat) -> Vec<&'static str> {
+    let mut all = vec!["--format", format.name()];
+    match format.scale_layout() {
+        Some(ScaleLayout::RowMajor) => all.extend(["--scales", "row-major"]),
+        Some(ScaleLayout::Tiled) => all.extend(["--scales", "tiled"]),
+        None => (),
+    }
+    all
 }
 
 /// A rank's rows as the oracle encodes them, by expert.

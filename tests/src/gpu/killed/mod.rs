@@ -32,8 +32,12 @@ const EXIT: Duration = Duration::from_secs(10);
 /// The kill comes at most so late after all processes are ready.
 const LATEST_KILL: Duration = Duration::from_millis(500);
 
-/// Options of `ferry-tests killed`.
+/// Start one process per GPU and kill one of them, repeatedly
+///
+/// Each time all survivors must report the rank that was killed, within the deadline and a margin, and leave
+/// the group without a hang.
 #[derive(clap::Args, Clone, Debug)]
+#[command(verbatim_doc_comment)]
 pub struct KilledArgs {
     /// Place of the ranks: node, nvshmem, or simulated, where each process has a simulated rank of its
     /// own and all it has of the others is what they say to each other

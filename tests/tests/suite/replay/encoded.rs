@@ -2,15 +2,26 @@
 
 use ferry::{CombineMode, ScaleLayout, TokenFormat};
 use ferry_reference::Problem;
+use ferry_rig::Places;
 use ferry_rig::formats::given::Given;
 use ferry_rig::formats::{Encoded, groups, row_bytes};
 use ferry_rig::verify::Oracle;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{SCALE, Tensors, file_of, options, problem_of_groups, refused_with, replay, tensors};
+use super::{
+    SCALE, Tensors, file_of, options, problem_of_groups, refused_with, replay, same_tensors,
+    tensors,
+};
 
-/// The tensors of a problem, and its tokens encoded.
-fn with_codes(problem: &Problem, format: TokenFormat, given: Given) -> Tensors {
+/// `rows` of scales as `[scales of a token, tokens]`.
+fn across(rows: &[u8], tokens: usize, bytes: usize) -> Vec<u8> {
+    let width = rows.len() / tokens.max(1);
+    let scale = |at: usize| (0..tokens).flat_map(move |token| &rows[token * width + at..][..bytes]);
+    (0..width).step_by(bytes).flat_map(scale).copied().collect()
+}
+
+/// The tensors of a problem, and its tokens encoded, with scales in these places.
+fn with_codes(problem: &Problem, format: TokenFormat, given: Given, places: Places) -> Tensors {
     let mut all = tensors(problem, true);
     for (rank, input) in problem.inputs.iter().enumerate() {
         let rows = input.x.chunks(problem.hidden);
@@ -28,7 +39,14 @@ fn with_codes(problem: &Problem, format: TokenFormat, given: Given) -> Tensors {
             (_, TokenFormat::BlockwiseFp8) => (Dtype::F32, groups(format, problem.hidden)),
             _ => (Dtype::U8, groups(format, problem.hidden)),
         };
-        let scales = (dtype, vec![input.tokens, width], part(|row| &row.scales));
+        let scales = part(|row| &row.scales);
+        let scales = match places {
+            Places::RowMajor => (dtype, vec![input.tokens, width], scales),
+            Places::Transposed => {
+                let scales = across(&scales, input.tokens, dtype.bitsize() / 8);
+                (dtype, vec![width, input.tokens], scales)
+            }
+        };
         all.insert(format!("codes.{rank}"), codes);
         all.insert(format!("x_scales.{rank}"), scales);
     }
@@ -50,23 +68,20 @@ fn problem() -> Problem {
 fn codes_and_scales_come_back() {
     let problem = problem();
     let formats = [
-        TokenFormat::BlockwiseFp8,
-        TokenFormat::Mxfp8(ScaleLayout::RowMajor),
-        TokenFormat::Mxfp4(ScaleLayout::RowMajor),
-        TokenFormat::Nvfp4(ScaleLayout::RowMajor),
+        (TokenFormat::BlockwiseFp8, Places::RowMajor),
+        (TokenFormat::BlockwiseFp8, Places::Transposed),
+        (TokenFormat::Mxfp8(ScaleLayout::RowMajor), Places::RowMajor),
+        (TokenFormat::Mxfp4(ScaleLayout::RowMajor), Places::RowMajor),
+        (TokenFormat::Nvfp4(ScaleLayout::RowMajor), Places::RowMajor),
     ];
-    for (index, format) in formats.into_iter().enumerate() {
+    for (format, places) in formats {
         for given in [Given::AnyBits, Given::Packed] {
             let given = given.in_format(format, problem.hidden);
-            let mut options = options(format).to_vec();
+            let mut options = options(format);
             options.extend(["--receive", "compact", "--pass-through"]);
-            options.extend((index % 2 == 0).then_some("transposed"));
-            let written = replay(
-                "encoded",
-                &file_of(&with_codes(&problem, format, given)),
-                &options,
-            );
-            let written = written.unwrap();
+            options.extend((places == Places::Transposed).then_some("transposed"));
+            let file = file_of(&with_codes(&problem, format, given, places));
+            let written = replay("encoded", &file, &options).unwrap();
             let file = SafeTensors::deserialize(&written).unwrap();
             let mut rows = 0;
             for rank in 0..problem.ranks {
@@ -99,7 +114,8 @@ fn codes_and_scales_come_back() {
 #[test]
 fn codes_that_do_not_fit_are_named() {
     let problem = problem();
-    let given = with_codes(&problem, TokenFormat::BlockwiseFp8, Given::AnyBits);
+    let fp8 = TokenFormat::BlockwiseFp8;
+    let given = with_codes(&problem, fp8, Given::AnyBits, Places::RowMajor);
     let of = |format: &'static str| ["--format", format, "--receive", "compact", "--pass-through"];
     let refused = |given: &Tensors, format, words: &str| {
         refused_with("encoded-refused", given, &of(format), words);
@@ -123,4 +139,67 @@ fn codes_that_do_not_fit_are_named() {
     codes.2.truncate(codes.1[0] * codes.1[1]);
     refused(&short, "fp8", "tensor codes.1 is U8");
     refused(&tensors(&problem, true), "fp8", "tensor codes.0 is missing");
+}
+
+/// As many tokens as a token has scales: only what the option says tells rows from columns.
+#[test]
+fn square_scales_are_read_as_the_option_says() {
+    let routing = ferry_reference::workload::Routing::Uniform;
+    let problem = ferry_rig::problem(vec![4, 4], [12, 2, 512], routing, 5);
+    let fp8 = TokenFormat::BlockwiseFp8;
+    let written = [Places::RowMajor, Places::Transposed].map(|places| {
+        let given = with_codes(&problem, fp8, Given::AnyBits, places);
+        let mut options = vec!["--format", "fp8", "--receive", "compact", "--pass-through"];
+        options.extend((places == Places::Transposed).then_some("transposed"));
+        replay("encoded-square", &file_of(&given), &options).unwrap()
+    });
+    same_tensors(&written[0], &written[1]);
+}
+
+#[test]
+fn what_has_no_effect_on_scales_is_refused() {
+    let problem = problem();
+    let refused = |given: &Tensors, options: &str, words: &str| {
+        let options: Vec<_> = options.split(' ').collect();
+        refused_with("encoded-no-effect", given, &options, words);
+    };
+    let fp8 = with_codes(
+        &problem,
+        TokenFormat::BlockwiseFp8,
+        Given::AnyBits,
+        Places::RowMajor,
+    );
+    let transposed = "--format fp8 --receive compact --pass-through transposed";
+    refused(
+        &fp8,
+        transposed,
+        "takes scales as [scales of a token, tokens]",
+    );
+    refused(
+        &fp8,
+        transposed,
+        "tensor x_scales.0 is F32 [140, 4], wanted F32 [140, 140]",
+    );
+    let mxfp8 = TokenFormat::Mxfp8(ScaleLayout::RowMajor);
+    let mxfp8 = with_codes(&problem, mxfp8, Given::AnyBits, Places::Transposed);
+    refused(
+        &mxfp8,
+        "--format mxfp8 --scales row-major --receive compact --pass-through transposed",
+        "--pass-through transposed: dispatch takes transposed scales in fp8, and in mxfp8 only row-major ones",
+    );
+    let nvfp4 = TokenFormat::Nvfp4(ScaleLayout::RowMajor);
+    let mut nvfp4 = with_codes(&problem, nvfp4, Given::AnyBits, Places::RowMajor);
+    nvfp4.insert(
+        "input_scale".into(),
+        (Dtype::F32, vec![1], 1_f32.to_le_bytes().to_vec()),
+    );
+    refused(
+        &nvfp4,
+        "--format nvfp4 --scales row-major --receive compact --pass-through",
+        "tensor input_scale is given, but with --pass-through dispatch takes none",
+    );
+    for format in ["bf16", "fp8"] {
+        let words = format!("--scales: with --format {format} there are no scales of one byte");
+        refused(&fp8, &format!("--format {format} --scales tiled"), &words);
+    }
 }

@@ -10,8 +10,8 @@ use ferry_rig::verify::{Compared, Oracle, compare_rows};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
-    SCALE, Tensors, bytes, compare_rows_of, file_of, options, problem, refused_with, replay,
-    same_tensors, tensors, values,
+    SCALE, Tensors, bytes, compare_rows_of, file_of, options, problem, problem_of_groups,
+    refused_with, replay, same_tensors, tensors, values,
 };
 
 /// Three ranks that have the same tokens.
@@ -369,4 +369,61 @@ fn an_alignment_that_there_is_not_is_refused() {
     ] {
         refused_with("no-alignment", &given, options, words);
     }
+}
+
+/// Scales of fp8, and their shape, are those of the rows that are the same by expert.
+#[test]
+fn scales_of_padded_blocks_have_the_shape_of_their_data() {
+    let problem = problem_of_groups();
+    let given = file_of(&tensors(&problem, true));
+    let fp8 = ["--format", "fp8"];
+    let written = |options: &[&str]| {
+        let options = [&fp8[..], options].concat();
+        replay("padded-scales", &given, &options).unwrap()
+    };
+    let by_expert = written(&[]);
+    let row_major = written(&["--receive", "padded"]);
+    let transposed = written(&["--receive", "padded", "--transposed-scales"]);
+    let [by_expert, row_major, transposed] =
+        [&by_expert, &row_major, &transposed].map(|file| SafeTensors::deserialize(file).unwrap());
+    let (experts, block, groups) = (6, 2 * 140, 2);
+    for rank in 0..2 {
+        let offsets = values(
+            &by_expert,
+            &format!("row_offsets.{rank}"),
+            u32::from_le_bytes,
+        );
+        let counts = values(
+            &row_major,
+            &format!("expert_counts.{rank}"),
+            i32::from_le_bytes,
+        );
+        let name = format!("scales.{rank}");
+        let shape = |file: &SafeTensors<'_>| file.tensor(&name).unwrap().shape().to_vec();
+        assert_eq!(shape(&row_major), [experts * block, groups]);
+        assert_eq!(shape(&transposed), [experts * groups, block]);
+        let [wanted, rows, columns] = [&by_expert, &row_major, &transposed]
+            .map(|file| values(file, &name, u32::from_le_bytes));
+        for expert in 0..experts {
+            for row in 0..counts[expert] as usize {
+                for group in 0..groups {
+                    let row_by_expert = offsets[expert] as usize + row;
+                    let scale = wanted[group * offsets[experts] as usize + row_by_expert];
+                    assert_eq!(rows[(expert * block + row) * groups + group], scale);
+                    assert_eq!(columns[(expert * groups + group) * block + row], scale);
+                }
+            }
+        }
+    }
+}
+
+/// A plan has at least one token, and so have the rows of views and strided rows.
+#[test]
+fn no_token_on_any_rank_comes_back() {
+    let problem = ferry_rig::problem(vec![0, 0], [12, 2, 24], Routing::Uniform, 4);
+    let given = file_of(&tensors(&problem, true));
+    let written = replay("no-tokens", &given, &["--receive", "strided"]).unwrap();
+    let file = SafeTensors::deserialize(&written).unwrap();
+    assert_eq!(file.tensor("tokens.1").unwrap().shape(), [2, 24]);
+    assert_eq!(file.tensor("combined.1").unwrap().shape(), [0, 24]);
 }

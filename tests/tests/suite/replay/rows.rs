@@ -104,7 +104,7 @@ struct Layout {
 
 impl Layout {
     fn options(&self, format: TokenFormat) -> Vec<&'static str> {
-        let mut all = options(format).to_vec();
+        let mut all = options(format);
         all.extend(["--receive", self.receive.name(), "--combine", "rows"]);
         all.push("--combine-weights");
         if self.wide {
