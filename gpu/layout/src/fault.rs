@@ -182,6 +182,9 @@ pub struct Fault {
     pub patience_ms: Option<u32>,
     /// Number of ranks of this process on the GPU of `rank`, if there are several. Added by the host.
     pub gpu_ranks: Option<u32>,
+    /// Whether `culprit` is of the same process, which had enqueued fewer calls for it than for `rank` when
+    /// it read the fault. Added by the host; false if graphs have calls of either.
+    pub is_culprit_behind: bool,
 }
 
 impl Fault {
@@ -196,6 +199,14 @@ impl Fault {
     /// Writes the circumstances under which a deadline passed.
     fn circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_timeout = matches!(self.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
+        if self.is_culprit_behind {
+            write!(
+                f,
+                "; this process has not enqueued the call of rank {} yet: enqueue on all of its ranks before you \
+                 wait for one (the guide, \"Why did it time out?\")",
+                self.culprit.0
+            )?;
+        }
         if let Some(ranks) = self.gpu_ranks.filter(|_| is_timeout) {
             write!(
                 f,
@@ -438,6 +449,7 @@ impl FaultPage {
                 .checked_sub(1)
                 .map(|patience_ms| patience_ms as u32),
             gpu_ranks: None,
+            is_culprit_behind: false,
         })
     }
 }

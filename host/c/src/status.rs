@@ -273,7 +273,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::WrongCombineOutput { .. }
         | Error::ApartInReducedMode
         | Error::NoView { .. }
-        | Error::WithoutOptions
+        | Error::WithoutOptions { .. }
         | Error::Epilogue(_)
         | Error::GreenContext { .. } => FERRY_INVALID_ARGUMENT,
         #[cfg(feature = "cuda")]

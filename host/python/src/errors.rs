@@ -122,7 +122,7 @@ fn class_of(error: &Error) -> Name {
         | Error::NoView { .. }
         | Error::MaxSms(_)
         | Error::ApartInReducedMode
-        | Error::WithoutOptions
+        | Error::WithoutOptions { .. }
         | Error::Epilogue(_)
         | Error::GreenContext { .. }
         | Error::PlanForOtherGroup { .. }

@@ -82,16 +82,23 @@ impl DispatchInput {
 
     /// Checks the ids of experts, in either type.
     pub(super) fn require_ids(&self, plan: &Plan) -> Result<(), TensorError> {
-        let element = match self.topk_ids.data_type {
-            DataType::I64 => DataType::I64,
+        let given = self.topk_ids.data_type;
+        let element = match given {
+            DataType::I64 if plan.takes_options() => DataType::I64,
             _ => DataType::I32,
         };
-        if element == DataType::I64 && !plan.takes_options() {
+        if !element.takes(given) {
+            let wanted = match (plan.takes_options(), given) {
+                (true, _) => "elements of i32 or i64",
+                (false, DataType::I64) => {
+                    "elements of i32, as the plan's options is false: pass i32, or set options to true"
+                }
+                (false, _) => "elements of i32, or of i64 if the plan's options is true",
+            };
             return Err(TensorError {
                 tensor: "topk_ids",
-                wanted: "elements of i32, as the plan's options is false: pass i32, or set options to true"
-                    .to_owned(),
-                given: element.to_string(),
+                wanted: wanted.to_owned(),
+                given: given.to_string(),
             });
         }
         let dims = [self.x.dims[0], plan.config().top_k];

@@ -84,6 +84,8 @@ impl Communicator {
         // returned the kernels for the plan's shape and for options of the plan's kind.
         let in_graph = unsafe { self.device().launch_held(launch, &self.member) }?;
         self.streams.launched(in_graph);
+        let progress = &self.windows.progress;
+        progress.enqueued(self.rank(), launch.kernel, in_graph);
         if let Some(turn) = turn {
             turn.launched(in_graph == InGraph::Held);
         }
@@ -108,7 +110,10 @@ impl Communicator {
         let keeps_rows = self.plan.config().receive.keeps_rows();
         debug_assert_eq!(args.keeps_rows(), keeps_rows, "options of the plan's kind");
         let kernels = if args.has_options() || kernel.needs_options() {
-            (self.memory.kernels_with_options.as_ref()).ok_or(Error::WithoutOptions)?
+            let with_options = self.memory.kernels_with_options.as_ref();
+            with_options.ok_or_else(|| Error::WithoutOptions {
+                option: args.first_option(),
+            })?
         } else {
             &self.memory.kernels
         };

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ferry_layout::{HostCounts, Rank};
 
+use crate::communicator::progress::Progress;
 use crate::device::Device;
 use crate::device::SharedPage;
 use crate::device::loaded_kernels::LoadedKernels;
@@ -133,6 +134,8 @@ impl Drop for Private {
 pub(crate) struct Windows {
     fabric: Arc<dyn Fabric>,
     at: Vec<DevicePtr>,
+    /// Calls of the ranks of this process.
+    pub(crate) progress: Progress,
     holders: Mutex<Holders>,
 }
 
@@ -165,6 +168,7 @@ impl Windows {
             gave_up: false,
         };
         Self {
+            progress: Progress::of(fabric.local_ranks()),
             fabric,
             at,
             holders: Mutex::new(holders),

@@ -4,6 +4,7 @@ pub(crate) mod all;
 pub(crate) mod memory;
 pub(crate) mod open;
 pub(crate) mod pointers;
+pub(crate) mod progress;
 pub(crate) mod round;
 
 use std::any::Any;
@@ -36,8 +37,8 @@ pub(crate) mod view;
 /// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
 /// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none
-/// allocates, synchronizes, compiles or reads device memory, so all can be captured in a CUDA graph and
-/// replayed. A round is collective: every rank of the group enqueues the same sequence of calls, with its own
+/// allocates, synchronizes, compiles or reads device memory. All but [`dispatch_counts`](Self::dispatch_counts)
+/// can be captured in a CUDA graph and replayed. A round is collective: every rank of the group enqueues the same sequence of calls, with its own
 /// data, and may split them or not. The kernels of a round belong in one stream, or in streams that the
 /// caller orders. A value can be moved to another thread, so each local rank can have its own:
 ///
@@ -444,31 +445,29 @@ impl Communicator {
         Ok(stopped != [0; 8])
     }
 
-    /// Returns the fault with the group's numbers of ranks: with `skip_a2a` kernels know only this rank.
-    const fn as_of_group(&self, fault: Fault) -> Fault {
+    /// Returns the fault with what this process knows of it, and the group's numbers of ranks: with
+    /// `skip_a2a` kernels know only this rank.
+    fn as_of_group(&self, fault: Fault) -> Fault {
         let rank = self.rank;
+        let is_timeout = fault.kind == FaultKind::PeerTimeout;
         let fault = Fault {
             gpu_ranks: self.gpu_ranks,
+            is_culprit_behind: is_timeout && self.windows.progress.is_behind(fault.culprit, rank),
             ..fault
         };
-        match (self.plan.config().skip_a2a, fault.kind.is_input()) {
-            (false, _) => fault,
+        if !self.plan.config().skip_a2a {
+            return fault;
+        }
+        let peer = match fault.kind {
             // The peer of an input fault is a top-k slot, except for outputs that are too small.
-            (true, true) => Fault {
-                rank,
-                peer: match fault.kind {
-                    FaultKind::OutputTooSmall => rank,
-                    _ => fault.peer,
-                },
-                culprit: rank,
-                ..fault
-            },
-            (true, false) => Fault {
-                rank,
-                peer: rank,
-                culprit: rank,
-                ..fault
-            },
+            kind if kind.is_input() && kind != FaultKind::OutputTooSmall => fault.peer,
+            _ => rank,
+        };
+        Fault {
+            rank,
+            peer,
+            culprit: rank,
+            ..fault
         }
     }
 

@@ -10,7 +10,7 @@ use super::seat::{Seat, seats};
 use super::streams::Streams;
 use super::{Communicator, Launchable};
 use crate::communicator::memory::{Private, Windows, agree, give_up, require_windows};
-use crate::error::Error;
+use crate::error::{Difference, Error};
 use crate::group::Group;
 use crate::group::Member;
 use crate::group::fabric::Fabric;
@@ -165,15 +165,26 @@ fn compare_shapes(fabric: &dyn Fabric, plan: &Plan) -> Result<(), Error> {
     let all = fabric.all_gather(ours)?;
     let rank = fabric.local_ranks().first().copied().unwrap_or(Rank(0));
     match all.iter().position(|&theirs| theirs != ours) {
-        Some(peer) => {
-            let (peer, theirs) = (Rank(peer as u32), all[peer]);
-            Err(Error::ShapeMismatch {
-                rank,
-                peer,
-                ours,
-                theirs,
-            })
-        }
+        Some(at) => Err(Error::ShapeMismatch {
+            rank,
+            peer: Rank(at as u32),
+            ours,
+            theirs: all[at],
+            fields: differences(fabric, plan, at),
+        }),
         None => Ok(()),
     }
+}
+
+/// The fields in which the plan and that of rank `at` differ. All ranks have seen that some do, so all
+/// compare, except one of an older build: then there are none. Collective.
+fn differences(fabric: &dyn Fabric, plan: &Plan, at: usize) -> Vec<Difference> {
+    let mut fields = Vec::new();
+    for agreed in plan.agreed() {
+        let Ok(all) = fabric.all_gather(agreed.value) else {
+            return Vec::new();
+        };
+        fields.extend(agreed.difference(all[at]));
+    }
+    fields
 }

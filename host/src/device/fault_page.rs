@@ -70,6 +70,7 @@ mod tests {
             epoch: number,
             patience_ms: None,
             gpu_ranks: None,
+            is_culprit_behind: false,
         }
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub use ferry_layout::{
     CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, SiluArgs,
 };
-use ferry_layout::{Kernel, Shape};
+use ferry_layout::{EncodedInput, Kernel, Shape};
 
 pub use self::loaded_kernels::LoadedKernels;
 pub use self::pointers::DevicePointers;
@@ -60,6 +60,26 @@ impl Args {
             Self::Combine(with) => with.has_options(),
             Self::Counts(_) | Self::GiveUp(_) | Self::Silu(_) => false,
         }
+    }
+
+    /// Name of the first option of a launch that [has some](Self::has_options).
+    pub(crate) fn first_option(&self) -> &'static str {
+        let named = match self {
+            Self::Dispatch(DispatchWith { options, .. }) => vec![
+                ("x_scales", options.encoded != EncodedInput::NONE),
+                ("tokens_on_device", options.tokens_on_device != 0),
+                ("topk_ids of i64", options.wide_ids != 0),
+            ],
+            Self::Combine(CombineWith { options, .. }) => vec![
+                ("row_weights", options.row_weights != 0),
+                ("an epilogue", options.has_epilogue != 0),
+                ("combined in another type than bf16", options.output != 0),
+                ("tokens_on_device", options.tokens_on_device != 0),
+            ],
+            Self::Counts(_) | Self::GiveUp(_) | Self::Silu(_) => Vec::new(),
+        };
+        let first = named.into_iter().find(|(_, is_given)| *is_given);
+        first.map_or("an option", |(name, _)| name)
     }
 
     /// Whether a launch with these arguments needs [the kernels for rows that stay as they

@@ -12,10 +12,9 @@ pub(crate) mod warnings_tests;
 
 use std::path::PathBuf;
 
-use ferry_layout::{
-    Fault, FaultPage, MAX_RANKS, PROTOCOL_VERSION, Rank, ReceiveLayout, TokenFormat,
-};
+use ferry_layout::{Fault, FaultPage, MAX_RANKS, Rank, ReceiveLayout, TokenFormat};
 
+use self::mismatch::Mismatch;
 use self::text::{green_context, in_its_place, paths};
 use crate::error::round::Round;
 
@@ -23,6 +22,7 @@ mod cuda;
 mod driver;
 mod epilogue;
 pub(crate) mod local_ranks;
+mod mismatch;
 mod node;
 mod nvshmem;
 mod plan;
@@ -37,6 +37,7 @@ pub use epilogue::EpilogueError;
 #[cfg(feature = "cuda")]
 pub use kernels::KernelsError;
 pub use local_ranks::LocalRanksError;
+pub use mismatch::Difference;
 pub use node::NodeError;
 pub use nvshmem::NvshmemError;
 pub use plan::{PlanError, Problem};
@@ -222,12 +223,7 @@ pub enum Error {
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     /// Ranks were configured differently, or come from incompatible builds.
-    #[error(
-        "rank {} and rank {} were configured differently, or built from different versions of ferry: \
-         fingerprints {ours:#018x} and {theirs:#018x} of sizes, memory layout and protocol version (here \
-         {PROTOCOL_VERSION}); compare their configurations, the number of ranks, and the builds",
-        rank.0, peer.0
-    )]
+    #[error("{}", Mismatch { ranks: [*rank, *peer], fingerprints: [*ours, *theirs], fields })]
     ShapeMismatch {
         /// A rank of this process.
         rank: Rank,
@@ -237,6 +233,9 @@ pub enum Error {
         ours: u64,
         /// The fingerprint there.
         theirs: u64,
+        /// Fields of the configuration in which the two differ. None if builds do, or if the ranks could not
+        /// compare them.
+        fields: Vec<Difference>,
     },
     /// Processes that cannot be a node group.
     #[error(transparent)]
@@ -454,9 +453,12 @@ pub enum Error {
     },
     /// A call with an option, on a communicator whose plan has [`options`](crate::Config::options) unset.
     #[error(
-        "the call has an option, but the plan's `options` is false: set it in the configuration"
+        "the call has {option}, but the plan's `options` is false: set it in the configuration"
     )]
-    WithoutOptions,
+    WithoutOptions {
+        /// The option: "tokens_on_device".
+        option: &'static str,
+    },
     /// The epilogue, the row weights or the output element of a combine do not fit.
     #[error("combine: {0}")]
     Epilogue(#[from] EpilogueError),

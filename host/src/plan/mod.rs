@@ -1,5 +1,6 @@
 //! Checked configurations.
 
+mod agreed;
 pub(crate) mod capacity;
 pub(crate) mod check;
 pub(crate) mod config;

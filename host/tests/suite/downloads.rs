@@ -120,3 +120,32 @@ fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
     }
     Communicator::close_all(ranks).unwrap();
 }
+
+#[test]
+fn transposed_scales_are_whole_and_the_capacity_says_how_to_read_them() {
+    let group = Group::simulated(1, 1).unwrap();
+    let format = TokenFormat::BlockwiseFp8;
+    let config = Config {
+        format,
+        ..Config::new(2, 1, 256, 4)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
+    let mut rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
+    // Two scales, of ones and of twos.
+    let token: Vec<u16> = [[0x3f80; 128], [0x4000; 128]].concat();
+    let input = rows.upload(&token, &[1], None).unwrap();
+    rank.dispatch(Stream::DEFAULT, &input, rows.output())
+        .unwrap();
+    assert!(rank.synchronize(Stream::DEFAULT).unwrap().is_none());
+    let received = rows.download().unwrap();
+    assert_eq!(received.capacity, plan.max_rows());
+    assert_eq!(received.scales.len(), 4 * 2 * plan.max_rows());
+    let scale = |group: usize| {
+        let at = 4 * (group * received.capacity + received.row_offsets[1] as usize);
+        f32::from_le_bytes(received.scales[at..at + 4].try_into().unwrap())
+    };
+    assert_eq!([0, 1].map(scale), [1.0 / 448.0, 2.0 / 448.0]);
+    rank.give_up(Stream::DEFAULT).unwrap();
+    rank.close().unwrap();
+}

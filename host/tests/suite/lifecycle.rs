@@ -122,7 +122,24 @@ fn a_round_does_nothing_but_launch() {
 }
 
 #[test]
-fn ranks_that_were_configured_differently_name_both_fingerprints() {
+fn ranks_that_were_configured_differently_name_the_fields() {
+    // Fingerprint, then experts, top_k, hidden, max_tokens_per_rank, p2p_world_size, format, combine, receive.
+    let theirs = [0xabc, 2, 1, 16, 4, 2, 1, 0, 0];
+    let notes = Arc::new(Notes {
+        rank_1_says: Mutex::new(theirs.to_vec()),
+        ..Notes::default()
+    });
+    let refused = start(&notes, 2, config()).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "rank 0 and rank 1 were configured differently: hidden is 8 on rank 0 and 16 on rank 1, format is bf16 \
+         on rank 0 and fp8 on rank 1, combine is exact on rank 0 and reduced on rank 1"
+    );
+}
+
+/// Builds differ, and fields do not.
+#[test]
+fn ranks_of_other_builds_name_both_fingerprints() {
     let notes = Arc::new(Notes {
         rank_1_says: Mutex::new(vec![0xabc]),
         ..Notes::default()
@@ -133,10 +150,12 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
         peer: Rank(1),
         ours,
         theirs: 0xabc,
+        ref fields,
     } = refused
     else {
         panic!("{refused}")
     };
+    assert_eq!(fields, &[]);
     assert!(
         refused.to_string().contains("0x0000000000000abc"),
         "{refused}"
@@ -145,7 +164,7 @@ fn ranks_that_were_configured_differently_name_both_fingerprints() {
         refused.to_string().contains(&format!("{ours:#018x}")),
         "{refused}"
     );
-    assert_eq!(notes.take(), ["all_gather"]);
+    assert_eq!(notes.take(), ["all_gather"; 13]);
     let fabric = NotedFabric { notes, ranks: 2 };
     let group = Group::with_fabric(Box::new(fabric)).unwrap();
     assert_eq!(ours, fingerprint(&Plan::new(&group, config()).unwrap()));

@@ -66,7 +66,11 @@ fn ids_of_64_bits_need_their_kernels_and_outputs() {
     };
     assert_eq!(
         dispatch(keeping(ReceiveLayout::Compact), other),
-        "tensor topk_ids: wanted elements of i32, given f32"
+        "tensor topk_ids: wanted elements of i32 or i64, given f32"
+    );
+    assert_eq!(
+        dispatch(keeping(ReceiveLayout::ByExpert), other),
+        "tensor topk_ids: wanted elements of i32, or of i64 if the plan's options is true, given f32"
     );
 }
 

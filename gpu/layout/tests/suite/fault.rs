@@ -54,6 +54,7 @@ proptest! {
             epoch: words[3],
             patience_ms,
             gpu_ranks: None,
+            is_culprit_behind: false,
         };
         let page = FaultPage::of(&fault, number);
         prop_assert_eq!(page.fault(), Some(fault));
@@ -157,6 +158,7 @@ fn the_peer_is_a_slot_where_a_token_is_at_fault() {
         epoch: 1,
         patience_ms: None,
         gpu_ranks: None,
+        is_culprit_behind: false,
     };
     for kind in KINDS {
         let names_slot = fault(kind).to_string().contains("slot 7");

@@ -292,6 +292,7 @@ impl<'a, M: Machine> Launch<'a, M> {
             epoch: self.epoch.0,
             patience_ms: None,
             gpu_ranks: None,
+            is_culprit_behind: false,
         }
     }
 

@@ -26,9 +26,13 @@ pub struct ReceivedRows {
     /// `[rows, hidden]` in the plan's format: codes, as bytes. Of a view
     /// [`Communicator::download`](crate::Communicator::download) alone copies them.
     pub tokens: Vec<u8>,
-    /// The scales as bytes, in the layout of the plan's format, and of a view row-major; transposed ones
-    /// whole, `[hidden / 128, capacity]`. Empty for BF16.
+    /// The scales as bytes, in the layout of the plan's format, and of a view row-major. Transposed ones are
+    /// whole, `[hidden / 128, capacity]`, where `tokens` end with the last row: scale `g` of row `r` is f32
+    /// `g * capacity + r`. Empty for BF16.
     pub scales: Vec<u8>,
+    /// Rows that the outputs hold ([`Capacity::rows`](crate::Capacity)), of which the others here are the
+    /// first. [`decode_rows`](crate::decode_rows) does not read it.
+    pub capacity: usize,
     /// The `offsets` of [`ScaleTensor::Tiled`]; otherwise empty.
     pub scale_offsets: Vec<u32>,
     /// `[rows]`: each row's own scale, if the format has one; otherwise empty.
@@ -124,6 +128,7 @@ impl DispatchOutput {
         Ok(ReceivedRows {
             tokens: copied(device, self.tokens.map(part))?,
             scales,
+            capacity,
             scale_offsets,
             row_scales: copied(device, self.row_scales.map(|tensor| first(tensor, rows)))?,
             row_offsets,
@@ -273,8 +278,16 @@ impl CombineBuffers {
         const { has_its_bits::<T>() };
         let dims = [output.capacity(), self.hidden];
         let wanted = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
-        let given = rows.len() / self.hidden;
-        require_length("expert_rows", rows.len(), given.min(dims[0]) * self.hidden)?;
+        let [capacity, hidden] = dims;
+        if !rows.len().is_multiple_of(hidden) || rows.len() / hidden > capacity {
+            return Err(Error::Tensor(TensorError {
+                tensor: "expert_rows",
+                wanted: format!(
+                    "[rows, {hidden}], a multiple of {hidden} elements, with at most {capacity} rows"
+                ),
+                given: rows.len().to_string(),
+            }));
+        }
         let memory = match self.expert_rows.take() {
             Some(memory) if memory.at()[0].bytes() >= wanted.bytes() => memory,
             before => {

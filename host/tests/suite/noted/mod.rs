@@ -305,6 +305,7 @@ pub fn timeout() -> Fault {
         epoch: 1,
         patience_ms: None,
         gpu_ranks: None,
+        is_culprit_behind: false,
     }
 }
 
