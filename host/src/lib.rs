@@ -105,6 +105,7 @@ pub mod guide {
 
     // Without the feature `cuda`, the code of some pages does not compile: it is no doctest then.
     pages! {
+        engines
         rounds
         #[cfg(any(not(doctest), feature = "cuda"))] groups
         receive

@@ -239,9 +239,11 @@ typedef enum {
     FERRY_KERNEL_DISPATCH_COUNTS = 10,
 } ferry_kernel;
 
-// Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
-// source rank and token, and combine takes one row for each. They exclude skip_a2a, shared_expert,
-// FERRY_COMBINE_EXACT and tiled scales, and need no ferry_config.options.
+// Layout of the rows that a dispatch leaves on the experts' rank. BY_EXPERT and PADDED have a row for each
+// assignment. VIEW, STRIDED and COMPACT keep one row for each source rank and token, and combine takes one row
+// for each; they exclude skip_a2a, shared_expert, FERRY_COMBINE_EXACT and tiled scales. PADDED excludes
+// skip_a2a, shared_expert, an expert_alignment, and FERRY_COMBINE_EXACT between nodes; its combine is given
+// weights. All but BY_EXPERT need no ferry_config.options.
 typedef enum {
     // A row for each assignment, by expert.
     FERRY_RECEIVE_BY_EXPERT = 0,
@@ -357,9 +359,9 @@ typedef struct ferry_plan ferry_plan;
 typedef struct {
     // sizeof(ferry_capacity).
     size_t size;
-    // Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
-    // at least the shared expert's rows (FERRY_INVALID_ARGUMENT). View, strided: exactly max_rows; compact:
-    // any number. 0: max_rows of the plan.
+    // Rows, including those of a shared expert and padding rows; by expert a multiple of
+    // ferry_plan_info.row_alignment. Must hold at least the shared expert's rows (FERRY_INVALID_ARGUMENT).
+    // View, strided, padded: exactly max_rows; compact: any number. 0: max_rows of the plan.
     uint64_t rows;
     // Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     uint64_t scale_blocks;
@@ -389,8 +391,9 @@ typedef struct {
 
 // A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
 // ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call. With
-// ferry_config.receive other than FERRY_RECEIVE_BY_EXPERT there is a row for each source rank and token with
-// an expert here: the guide, "Which layout do I want".
+// ferry_config.receive VIEW, STRIDED or COMPACT there is a row for each source rank and token with an expert
+// here: the guide, "Which layout do I want". Padded blocks have the tensors of rows by expert, and "by expert"
+// means them, too, where nothing else is said.
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
@@ -399,8 +402,9 @@ typedef struct {
     // max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
     // ferry_communicator_view.
     ferry_tensor tokens;
-    // Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
-    // [capacity, hidden / 128], unless transposed_scales is 1); one byte each
+    // Scales of the rows: in blockwise FP8 FERRY_F32 [hidden / 128, capacity]; in other layouts than BY_EXPERT
+    // [capacity, hidden / 128], unless transposed_scales is 1; padded blocks then have
+    // [local_experts * hidden / 128, ranks * max_tokens_per_rank]; one byte each
     // [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
     // in BF16, and of a view unless transposed.
     ferry_tensor scales;
@@ -408,17 +412,17 @@ typedef struct {
     ferry_tensor scale_offsets;
     // FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     ferry_tensor row_scales;
-    // FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    // FERRY_U32 [groups + 1], by expert: the first row of each group, and the end of the last one. A
     // group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a
     // multiple of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above
     // the capacity.
     ferry_tensor row_offsets;
-    // FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
+    // FERRY_I32 [groups], by expert: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     // g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     ferry_tensor expert_ids;
     // FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     // for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before each
-    // dispatch to tell these apart. In layouts other than by expert: each row's source rank and token, -1
+    // dispatch to tell these apart. View, strided and compact: each row's source rank and token, -1
     // and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
     // source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
     // those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank;
@@ -703,18 +707,19 @@ typedef struct {
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     uint32_t clear_absent;
     // 1: combine also returns weights: received_weights of ferry_combine_input to weights of
-    // ferry_combine_output. Only if receive is not by expert.
+    // ferry_combine_output. Only if receive is VIEW, STRIDED or COMPACT.
     uint32_t combine_weights;
-    // Number of which the first row of each group is a multiple, by expert only: a power of two up to 256. 0
+    // Number of which the first row of each group is a multiple, BY_EXPERT only: a power of two up to 256. 0
     // and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
     // row_ends. Exact mode between nodes takes only that of the format.
     uint32_t expert_alignment;
-    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, by expert only. Otherwise
-    // they keep their bits.
+    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, BY_EXPERT and PADDED only.
+    // Otherwise they keep their bits. BY_EXPERT refuses it where no row pads a group: with an expert_alignment
+    // of 1 in formats but blockwise FP8.
     uint32_t clear_padding;
-    // 1: by expert, src_info has a third column and outputs have a weight for each row.
+    // 1: src_info has a third column and outputs have a weight for each row, BY_EXPERT and PADDED only.
     uint32_t row_sources;
-    // 1: by expert, outputs have m_indices.
+    // 1: outputs have m_indices, BY_EXPERT and PADDED only.
     uint32_t m_indices;
 } ferry_config;
 
@@ -828,7 +833,7 @@ typedef struct {
 
 // Received rows of FERRY_RECEIVE_VIEW: row source * max_tokens_per_rank + token for each source rank and
 // token. They are read-only, and may be read by work that the streams order after ferry_dispatch or
-// ferry_dispatch_wait and before ferry_combine or ferry_combine_async. Rows without a token (ids is -1) hold
+// ferry_dispatch_wait and before ferry_combine, ferry_combine_async or ferry_give_up. Rows without a token (ids is -1) hold
 // old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are those of every
 // round. With debug_checks later reads find bytes of 0xff.
 typedef struct {

@@ -48,8 +48,9 @@ sized!(ferry_dispatch_input, 528);
 
 /// A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
 /// ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call. With
-/// ferry_config.receive other than FERRY_RECEIVE_BY_EXPERT there is a row for each source rank and token with
-/// an expert here: the guide, "Which layout do I want".
+/// ferry_config.receive VIEW, STRIDED or COMPACT there is a row for each source rank and token with an expert
+/// here: the guide, "Which layout do I want". Padded blocks have the tensors of rows by expert, and "by
+/// expert" means them, too, where nothing else is said.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_dispatch_output {
@@ -60,26 +61,27 @@ pub struct ferry_dispatch_output {
     /// max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
     /// ferry_communicator_view.
     pub tokens: ferry_tensor,
-    /// Scales of the rows: FERRY_F32 [hidden / 128, capacity] in blockwise FP8 (not by expert
-    /// [capacity, hidden / 128], unless transposed_scales is 1); one byte each
-    /// [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
-    /// in BF16, and of a view unless transposed.
+    /// Scales of the rows: in blockwise FP8 FERRY_F32 [hidden / 128, capacity]; in other layouts than
+    /// BY_EXPERT [capacity, hidden / 128], unless transposed_scales is 1; padded blocks then have
+    /// [local_experts * hidden / 128, ranks * max_tokens_per_rank]; one byte each [blocks, hidden / (4 *
+    /// group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none in BF16, and of a view
+    /// unless transposed.
     pub scales: ferry_tensor,
     /// FERRY_U32 [groups], tiled scales only: each group's first block.
     pub scale_offsets: ferry_tensor,
     /// FERRY_BF16 [capacity], NVFP4 with row scales only: the inverse of each row's own scale. View: none.
     pub row_scales: ferry_tensor,
-    /// FERRY_U32 [groups + 1], by expert only: the first row of each group, and the end of the last one. A
+    /// FERRY_U32 [groups + 1], by expert: the first row of each group, and the end of the last one. A
     /// group is an expert of this rank; a shared expert is the first group. Rows that pad a group to a
     /// multiple of ferry_plan_info.row_alignment count here; combine does not read padding rows. Never above
     /// the capacity.
     pub row_offsets: ferry_tensor,
-    /// FERRY_I32 [groups], by expert only: 0, 1, .., the numbers of the groups. Group g is this rank's expert
+    /// FERRY_I32 [groups], by expert: 0, 1, .., the numbers of the groups. Group g is this rank's expert
     /// g, or g - 1 with a shared expert; rank r has the experts from r * local_experts on.
     pub expert_ids: ferry_tensor,
     /// FERRY_I32 [capacity, 2]: each row's token on its source rank, and its top-k slot there. Not written
     /// for rows of the shared expert (row i is this rank's token i) or padding rows: fill with -1 before each
-    /// dispatch to tell these apart. In layouts other than by expert: each row's source rank and token, -1
+    /// dispatch to tell these apart. View, strided and compact: each row's source rank and token, -1
     /// and -1 in rows without a token. By expert with ferry_config.row_sources FERRY_I32 [capacity, 3]:
     /// source rank, token and top-k slot; -1 three times in rows without a token, those that pad a group and
     /// those from the last row_offsets on. Slot -1 in the shared expert's rows, whose source is this rank;
@@ -119,14 +121,14 @@ pub struct ferry_combine_input {
     /// sizeof(ferry_combine_input).
     pub size: usize,
     /// FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    /// dispatch's tokens, with the same capacity. If rows are not received by expert: for each row the sum
+    /// dispatch's tokens, with the same capacity. View, strided and compact: for each row the sum
     /// over this rank's experts, each output times its weight; rows without a token are not read.
     pub expert_rows: ferry_tensor,
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     /// of a token are not summed. Padded blocks need it in exact mode.
     pub topk_weights: ferry_tensor,
-    /// FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    /// router's. Padded blocks need it in reduced mode.
+    /// FERRY_F32 [capacity], reduced mode, by expert and in padded blocks: weights of the expert rows, instead
+    /// of the router's. Padded blocks need it in reduced mode.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,

@@ -46,9 +46,11 @@ pub enum ferry_combine_mode {
     FERRY_COMBINE_EXACT = 1,
 }
 
-/// Layout of the rows that a dispatch leaves on the experts' rank. All but BY_EXPERT keep one row for each
-/// source rank and token, and combine takes one row for each. They exclude skip_a2a, shared_expert,
-/// FERRY_COMBINE_EXACT and tiled scales, and need no ferry_config.options.
+/// Layout of the rows that a dispatch leaves on the experts' rank. BY_EXPERT and PADDED have a row for each
+/// assignment. VIEW, STRIDED and COMPACT keep one row for each source rank and token, and combine takes one
+/// row for each; they exclude skip_a2a, shared_expert, FERRY_COMBINE_EXACT and tiled scales. PADDED excludes
+/// skip_a2a, shared_expert, an expert_alignment, and FERRY_COMBINE_EXACT between nodes; its combine is given
+/// weights. All but BY_EXPERT need no ferry_config.options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ferry_receive_layout {
@@ -119,18 +121,19 @@ pub struct ferry_config {
     /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.
     pub clear_absent: u32,
     /// 1: combine also returns weights: received_weights of ferry_combine_input to weights of
-    /// ferry_combine_output. Only if receive is not by expert.
+    /// ferry_combine_output. Only if receive is VIEW, STRIDED or COMPACT.
     pub combine_weights: u32,
-    /// Number of which the first row of each group is a multiple, by expert only: a power of two up to 256. 0
+    /// Number of which the first row of each group is a multiple, BY_EXPERT only: a power of two up to 256. 0
     /// and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
     /// row_ends. Exact mode between nodes takes only that of the format.
     pub expert_alignment: u32,
-    /// 1: dispatch writes zeros to the payload and scales of rows that pad a group, by expert only. Otherwise
-    /// they keep their bits.
+    /// 1: dispatch writes zeros to the payload and scales of rows that pad a group, BY_EXPERT and PADDED
+    /// only. Otherwise they keep their bits. BY_EXPERT refuses it where no row pads a group: with an
+    /// expert_alignment of 1 in formats but blockwise FP8.
     pub clear_padding: u32,
-    /// 1: by expert, src_info has a third column and outputs have a weight for each row.
+    /// 1: src_info has a third column and outputs have a weight for each row, BY_EXPERT and PADDED only.
     pub row_sources: u32,
-    /// 1: by expert, outputs have m_indices.
+    /// 1: outputs have m_indices, BY_EXPERT and PADDED only.
     pub m_indices: u32,
 }
 sized!(ferry_config, 88);

@@ -61,9 +61,9 @@ sized!(ferry_plan_info, 64);
 pub struct ferry_capacity {
     /// sizeof(ferry_capacity).
     pub size: usize,
-    /// Rows, including those of a shared expert and padding rows; in blockwise FP8 a multiple of 4. Must hold
-    /// at least the shared expert's rows (FERRY_INVALID_ARGUMENT). View, strided: exactly max_rows; compact:
-    /// any number. 0: max_rows of the plan.
+    /// Rows, including those of a shared expert and padding rows; by expert a multiple of
+    /// ferry_plan_info.row_alignment. Must hold at least the shared expert's rows (FERRY_INVALID_ARGUMENT).
+    /// View, strided, padded: exactly max_rows; compact: any number. 0: max_rows of the plan.
     pub rows: u64,
     /// Blocks of 128 rows of tiled scales. 0: the most that so many rows can need.
     pub scale_blocks: u64,

@@ -7,9 +7,9 @@ use crate::tensor::{ferry_tensor, strided};
 
 /// Received rows of FERRY_RECEIVE_VIEW: row source * max_tokens_per_rank + token for each source rank and
 /// token. They are read-only, and may be read by work that the streams order after ferry_dispatch or
-/// ferry_dispatch_wait and before ferry_combine or ferry_combine_async. Rows without a token (ids is -1) hold
-/// old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are those of every
-/// round. With debug_checks later reads find bytes of 0xff.
+/// ferry_dispatch_wait and before ferry_combine, ferry_combine_async or ferry_give_up. Rows without a token
+/// (ids is -1) hold old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are
+/// those of every round. With debug_checks later reads find bytes of 0xff.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_view {

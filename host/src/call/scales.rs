@@ -24,11 +24,12 @@ pub enum ScaleTensor {
     Tiled {
         /// One byte per scale, `[blocks, hidden / (4 * group), 32, 4, 4]`, 16-byte aligned: the scale
         /// of (an expert's row `r`, group `g`) at `[b, g / 4, r % 32, r % 128 / 32, g % 4]` with
-        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. In an expert's last block, the scales
-        /// after the expert's last row, padding included, are zero; those of padding rows keep their bits
-        /// without [`Config::clear_padding`](crate::Config::clear_padding), and so does what follows the last
-        /// row of a padded block. Other blocks are not written.
-        /// [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice.
+        /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. In an expert's last block, what
+        /// follows the expert's rows is zero. Rows that pad the expert count as its rows, up to
+        /// `row_offsets[expert + 1]`: their scales keep their bits, or are zero with
+        /// [`Config::clear_padding`](crate::Config::clear_padding). Blocks of no expert are not written.
+        /// [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice, and
+        /// [`Padded`](crate::ReceiveLayout::Padded) takes no fewer.
         scales: Tensor<5>,
         /// u32 `[groups]` ([`Plan::groups`](crate::Plan::groups)), written.
         offsets: Tensor<1>,

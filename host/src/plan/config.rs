@@ -158,17 +158,18 @@ pub struct Config {
     /// Exact mode between nodes takes only that of the format.
     #[cfg_attr(feature = "serde", serde(default = "no_alignment"))]
     pub expert_alignment: usize,
-    /// Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
-    /// Otherwise they keep their bits.
+    /// Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert and in
+    /// padded blocks. Otherwise they keep their bits. By expert it is refused where no row pads a group: with
+    /// an [`expert_alignment`](Self::expert_alignment) of 1 in formats but blockwise FP8.
     #[cfg_attr(feature = "serde", serde(default))]
     pub clear_padding: bool,
     /// Whether [`src_info`](crate::DispatchOutput::src_info) has a source rank for each row, and outputs have
-    /// its router's weight ([`weights`](crate::DispatchOutput::weights)), by expert only. In other layouts
-    /// they always do.
+    /// its router's weight ([`weights`](crate::DispatchOutput::weights)), by expert and in padded blocks. In
+    /// other layouts they always do.
     #[cfg_attr(feature = "serde", serde(default))]
     pub row_sources: bool,
     /// Whether outputs have the group of each row ([`m_indices`](crate::DispatchOutput::m_indices)), by
-    /// expert only.
+    /// expert and in padded blocks.
     #[cfg_attr(feature = "serde", serde(default))]
     pub m_indices: bool,
 }

@@ -6,6 +6,7 @@ use ferry_layout::{ScaleLayout, TokenFormat};
 
 use super::check::{MAX_HIDDEN, MAX_ROWS};
 use super::*;
+use crate::plan::capacity::Capacity;
 
 const GOOD: Config = Config {
     deadline: Duration::from_secs(1),
@@ -344,6 +345,47 @@ fn the_guide_says_how_large_outputs_must_be() {
         );
         assert!(page.contains(&row), "docs/capacity.md lacks {row}");
     }
+}
+
+#[test]
+fn the_guide_says_what_a_rank_holds() {
+    let page = include_str!("../../docs/capacity.md");
+    let mut lacks = String::new();
+    for (ranks, tokens) in [
+        (4, 128),
+        (4, 4096),
+        (8, 128),
+        (8, 4096),
+        (64, 128),
+        (64, 4096),
+    ] {
+        for (format, name) in [
+            (TokenFormat::Bf16, "BF16"),
+            (TokenFormat::BlockwiseFp8, "FP8"),
+        ] {
+            let config = Config {
+                format,
+                ..Config::new(256, 8, 7168, tokens)
+            };
+            let plan = Plan::check(ranks, true, config).unwrap();
+            let bytes = |capacity| {
+                let layout = plan.output_layout(capacity).unwrap();
+                grouped(layout.iter().map(|tensor| tensor.bytes as usize).sum())
+            };
+            let row = format!(
+                "| {ranks} | {} | {name} | {} | {} | {} | {} |\n",
+                grouped(tokens),
+                grouped(plan.window_bytes() as usize),
+                grouped(plan.workspace_bytes() as usize),
+                bytes(Capacity::max_distinct(&plan)),
+                grouped(2 * 7168 * tokens),
+            );
+            if !page.contains(&row) {
+                lacks += &row;
+            }
+        }
+    }
+    assert!(lacks.is_empty(), "docs/capacity.md lacks\n{lacks}");
 }
 
 #[test]
