@@ -1,5 +1,5 @@
-//! Explanation of a plan, for its users what it takes and which settings go with it, for those who change kernels
-//! the tactics of launches and the reasons. Nothing is run.
+//! Explanation of a plan: for its users what it takes and which settings go with it, for those who change
+//! kernels the tactics of launches and the reasons. Nothing is run.
 //!
 //! The decisions are those of `tactics`, the grids those of the host. Neither is repeated here.
 

@@ -340,8 +340,8 @@ fn prepare_scales(args: &ReplayArgs, given: &Given) -> Result<()> {
     let is_nvfp4 = matches!(args.format, TokenFormat::Nvfp4(_));
     ensure!(
         !is_nvfp4 || given.input_scale.is_none() || args.pass_through.is_none(),
-        "tensor input_scale is given, but with --pass-through dispatch takes none: the global scale of {format} \
-         codes is yours"
+        "tensor input_scale is given, but with --pass-through dispatch takes none: the global scale of \
+         {format} codes is yours"
     );
     Ok(())
 }

@@ -168,8 +168,7 @@ pub struct Fault {
     /// Data that was awaited or read.
     pub region: Region,
     /// Index of the token, word or row; of an [`ExpertBlock`](Region::ExpertBlock) the expert's id. For
-    /// [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last
-    /// launch, as its index in [`Kernel::ALL`].
+    /// [`OutOfTurn`](FaultKind::OutOfTurn) the kernel of the last launch, as its index in [`Kernel::ALL`].
     pub index: u64,
     /// Expected value: an epoch, or the first value that is out of range.
     pub wanted: u64,
@@ -200,12 +199,9 @@ impl Fault {
     fn circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_timeout = matches!(self.kind, FaultKind::PeerTimeout | FaultKind::LocalTimeout);
         if self.is_culprit_behind {
-            write!(
-                f,
-                "; this process has not enqueued the call of rank {} yet: enqueue on all of its ranks before you \
-                 wait for one (the guide, \"Why did it time out?\")",
-                self.culprit.0
-            )?;
+            let why = "enqueue on all ranks before you wait for one (the guide, \"Why did it time out?\")";
+            let Rank(late) = self.culprit;
+            write!(f, "; rank {late} was not called: {why}")?;
         }
         if let Some(ranks) = self.gpu_ranks.filter(|_| is_timeout) {
             write!(

@@ -240,8 +240,8 @@ typedef enum {
 } ferry_kernel;
 
 // Layout of the rows that a dispatch leaves on the experts' rank. BY_EXPERT and PADDED have a row for each
-// assignment. VIEW, STRIDED and COMPACT keep one row for each source rank and token, and combine takes one row
-// for each; they exclude skip_a2a, shared_expert, FERRY_COMBINE_EXACT and tiled scales. PADDED excludes
+// assignment. VIEW, STRIDED and COMPACT keep one row for each source rank and token, and combine takes one
+// row for each; they exclude skip_a2a, shared_expert, FERRY_COMBINE_EXACT and tiled scales. PADDED excludes
 // skip_a2a, shared_expert, an expert_alignment, and FERRY_COMBINE_EXACT between nodes; its combine is given
 // weights. All but BY_EXPERT need no ferry_config.options.
 typedef enum {
@@ -392,8 +392,8 @@ typedef struct {
 // A rank's outputs of a dispatch. ferry_plan_dispatch_layout fills in shapes, types and bytes,
 // ferry_dispatch_buffers_output the addresses too. No tensor may overlap another one of the call. With
 // ferry_config.receive VIEW, STRIDED or COMPACT there is a row for each source rank and token with an expert
-// here: the guide, "Which layout do I want". Padded blocks have the tensors of rows by expert, and "by expert"
-// means them, too, where nothing else is said.
+// here: the guide, "Which layout do I want". Padded blocks have the tensors of rows by expert, and "by
+// expert" means them, too, where nothing else is said.
 typedef struct {
     // sizeof(ferry_dispatch_output).
     size_t size;
@@ -402,11 +402,11 @@ typedef struct {
     // max_tokens_per_rank + token. Compact: by source rank, then token. View: none, see
     // ferry_communicator_view.
     ferry_tensor tokens;
-    // Scales of the rows: in blockwise FP8 FERRY_F32 [hidden / 128, capacity]; in other layouts than BY_EXPERT
-    // [capacity, hidden / 128], unless transposed_scales is 1; padded blocks then have
-    // [local_experts * hidden / 128, ranks * max_tokens_per_rank]; one byte each
-    // [blocks, hidden / (4 * group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none
-    // in BF16, and of a view unless transposed.
+    // Scales of the rows: in blockwise FP8 FERRY_F32 [hidden / 128, capacity]; in other layouts than
+    // BY_EXPERT [capacity, hidden / 128], unless transposed_scales is 1; padded blocks then have
+    // [local_experts * hidden / 128, ranks * max_tokens_per_rank]; one byte each [blocks, hidden / (4 *
+    // group), 32, 4, 4] if tiled, [capacity, hidden / group] if row-major; none in BF16, and of a view
+    // unless transposed.
     ferry_tensor scales;
     // FERRY_U32 [groups], tiled scales only: each group's first block.
     ferry_tensor scale_offsets;
@@ -630,14 +630,14 @@ typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;
     // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity. If rows are not received by expert: for each row the sum
+    // dispatch's tokens, with the same capacity. View, strided and compact: for each row the sum
     // over this rank's experts, each output times its weight; rows without a token are not read.
     ferry_tensor expert_rows;
     // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     // of a token are not summed. Padded blocks need it in exact mode.
     ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode by expert only: weights of the expert rows, instead of the
-    // router's. Padded blocks need it in reduced mode.
+    // FERRY_F32 [capacity], reduced mode, by expert and in padded blocks, which need it: weights of the
+    // expert rows, instead of the router's.
     ferry_tensor row_weights;
     // FERRY_F32 [tokens]: a factor for each token's sum.
     ferry_tensor row_scales;
@@ -713,9 +713,9 @@ typedef struct {
     // and 1: that of the format, 4 in blockwise FP8 and 1 in others. Above 1, outputs have expert_counts and
     // row_ends. Exact mode between nodes takes only that of the format.
     uint32_t expert_alignment;
-    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, BY_EXPERT and PADDED only.
-    // Otherwise they keep their bits. BY_EXPERT refuses it where no row pads a group: with an expert_alignment
-    // of 1 in formats but blockwise FP8.
+    // 1: dispatch writes zeros to the payload and scales of rows that pad a group, BY_EXPERT and PADDED
+    // only. Otherwise they keep their bits. BY_EXPERT refuses it where no row pads a group: with an
+    // expert_alignment of 1 in formats but blockwise FP8.
     uint32_t clear_padding;
     // 1: src_info has a third column and outputs have a weight for each row, BY_EXPERT and PADDED only.
     uint32_t row_sources;
@@ -833,9 +833,9 @@ typedef struct {
 
 // Received rows of FERRY_RECEIVE_VIEW: row source * max_tokens_per_rank + token for each source rank and
 // token. They are read-only, and may be read by work that the streams order after ferry_dispatch or
-// ferry_dispatch_wait and before ferry_combine, ferry_combine_async or ferry_give_up. Rows without a token (ids is -1) hold
-// old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are those of every
-// round. With debug_checks later reads find bytes of 0xff.
+// ferry_dispatch_wait and before ferry_combine, ferry_combine_async or ferry_give_up. Rows without a token
+// (ids is -1) hold old bits, NaNs among them: leave them out, as 0 * NaN is NaN. Addresses and strides are
+// those of every round. With debug_checks later reads find bytes of 0xff.
 typedef struct {
     // sizeof(ferry_view).
     size_t size;

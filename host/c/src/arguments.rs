@@ -127,8 +127,8 @@ pub struct ferry_combine_input {
     /// FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
     /// of a token are not summed. Padded blocks need it in exact mode.
     pub topk_weights: ferry_tensor,
-    /// FERRY_F32 [capacity], reduced mode, by expert and in padded blocks: weights of the expert rows, instead
-    /// of the router's. Padded blocks need it in reduced mode.
+    /// FERRY_F32 [capacity], reduced mode, by expert and in padded blocks, which need it: weights of the
+    /// expert rows, instead of the router's.
     pub row_weights: ferry_tensor,
     /// FERRY_F32 [tokens]: a factor for each token's sum.
     pub row_scales: ferry_tensor,

@@ -37,10 +37,11 @@ pub(crate) mod view;
 /// brings the experts' outputs back ([`combine`](Self::combine)).
 ///
 /// The two alternate, unless a round is [given up](Self::give_up). Calls only enqueue kernels: none
-/// allocates, synchronizes, compiles or reads device memory. All but [`dispatch_counts`](Self::dispatch_counts)
-/// can be captured in a CUDA graph and replayed. A round is collective: every rank of the group enqueues the same sequence of calls, with its own
-/// data, and may split them or not. The kernels of a round belong in one stream, or in streams that the
-/// caller orders. A value can be moved to another thread, so each local rank can have its own:
+/// allocates, synchronizes, compiles or reads device memory. All but
+/// [`dispatch_counts`](Self::dispatch_counts) can be captured in a CUDA graph and replayed. A round is
+/// collective: every rank of the group enqueues the same sequence of calls, with its own data, and may split
+/// them or not. The kernels of a round belong in one stream, or in streams that the caller orders. A value
+/// can be moved to another thread, so each local rank can have its own:
 ///
 /// ```
 /// use std::thread;

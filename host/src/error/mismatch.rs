@@ -30,8 +30,8 @@ impl fmt::Display for Mismatch<'_> {
             let [ours, theirs] = self.fingerprints;
             return write!(
                 f,
-                ", or built from different versions of ferry: fingerprints {ours:#018x} and {theirs:#018x} of \
-                 sizes, memory layout and protocol version (here {PROTOCOL_VERSION}); compare their \
+                ", or built from different versions of ferry: fingerprints {ours:#018x} and {theirs:#018x} \
+                 of sizes, memory layout and protocol version (here {PROTOCOL_VERSION}); compare their \
                  configurations, the number of ranks, and the builds"
             );
         }

@@ -123,7 +123,7 @@ fn a_round_does_nothing_but_launch() {
 
 #[test]
 fn ranks_that_were_configured_differently_name_the_fields() {
-    // Fingerprint, then experts, top_k, hidden, max_tokens_per_rank, p2p_world_size, format, combine, receive.
+    // Fingerprint, experts, top_k, hidden, max_tokens_per_rank, p2p_world_size, format, combine, receive.
     let theirs = [0xabc, 2, 1, 16, 4, 2, 1, 0, 0];
     let notes = Arc::new(Notes {
         rank_1_says: Mutex::new(theirs.to_vec()),
@@ -132,8 +132,8 @@ fn ranks_that_were_configured_differently_name_the_fields() {
     let refused = start(&notes, 2, config()).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "rank 0 and rank 1 were configured differently: hidden is 8 on rank 0 and 16 on rank 1, format is bf16 \
-         on rank 0 and fp8 on rank 1, combine is exact on rank 0 and reduced on rank 1"
+        "rank 0 and rank 1 were configured differently: hidden is 8 on rank 0 and 16 on rank 1, format is \
+         bf16 on rank 0 and fp8 on rank 1, combine is exact on rank 0 and reduced on rank 1"
     );
 }
 

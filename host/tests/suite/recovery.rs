@@ -87,7 +87,7 @@ fn a_process_recovers_as_the_documentation_of_a_group_says() {
             (fault.kind, fault.culprit),
             (FaultKind::PeerTimeout, Rank(3))
         );
-        let why = "this process has not enqueued the call of rank 3 yet: enqueue on all of its ranks before";
+        let why = "rank 3 was not called: enqueue on all ranks before you wait for one";
         assert!(fault.to_string().contains(why), "{fault}");
     }
     // 2. Close the communicators.

@@ -11,7 +11,7 @@ use super::{Case, words, wrapped};
 /// Most tokens of a rank in the table of plans.
 const PLANS: [usize; 7] = [1, 8, 32, 128, 512, 1024, 4096];
 
-/// What is asked about: a plan, and the tokens that each rank brings.
+/// A plan that is asked about, and the tokens that each rank brings.
 pub struct Answer<'a> {
     /// The group, which a plan asks for its size alone.
     pub group: &'a Group,
@@ -37,8 +37,9 @@ impl Answer<'_> {
         wrapped(
             &mut text,
             "more      ",
-            "--tokens N for the settings of few or many tokens; --kernels for what the kernels do and why; --help for \
-             formats, modes and sizes; the guide, \"How large outputs must be\", for formulas and smaller outputs",
+            "--tokens N for the settings of few or many tokens; --kernels for what the kernels do and why; \
+             --help for formats, modes and sizes; the guide, \"How large outputs must be\", for formulas and \
+             smaller outputs",
         )?;
         Ok(text)
     }
@@ -46,8 +47,8 @@ impl Answer<'_> {
     fn introduce(&self, text: &mut String) -> Result<()> {
         let (config, shape) = (self.plan.config(), self.plan.shape());
         let plan = format!(
-            "{} ranks, {} on each node; {} experts, top-{}; at most {} tokens a rank, of {} elements in {}; {} \
-             mode",
+            "{} ranks, {} on each node; {} experts, top-{}; at most {} tokens a rank, of {} elements in {}; \
+             {} mode",
             shape.ranks,
             shape.p2p_world_size,
             config.experts,
@@ -119,24 +120,24 @@ impl Answer<'_> {
         let mut tell = |line: &str| wrapped(text, "          - ", line);
         if is_short(&case) {
             tell(
-                "specialise: true. Latency counts, not bytes: kernels for the shape have the fewest instructions. \
-                 They are compiled when the communicator is made, in seconds",
+                "specialise: true. Latency counts, not bytes: kernels for the shape have the fewest \
+                 instructions. They are compiled when the communicator is made, in seconds",
             )?;
             if most > u64::from(self.tokens) {
                 tell(
-                    "a plan and a communicator of its own for decoding, with max_tokens_per_rank as small as its \
-                     steps: such kernels have no code for many tokens, and the window is small",
+                    "a plan and a communicator of its own for decoding, with max_tokens_per_rank as small as \
+                     its steps: such kernels have no code for many tokens, and the window is small",
                 )?;
             }
         } else {
             tell(&self.bytes_count())?;
             tell(
-                "outputs: Capacity::max_distinct if no token names an expert twice; Capacity::of_rows is a bet \
-                 on the routing; dispatch_counts tells the host the exact number",
+                "outputs: Capacity::max_distinct if no token names an expert twice; Capacity::of_rows is a \
+                 bet on the routing; dispatch_counts tells the host the exact number",
             )?;
             tell(
-                "to overlap: split calls around other work, max_sms so that a GEMM has multiprocessors beside \
-                 them; two micro-batches have a communicator each",
+                "to overlap: split calls around other work, max_sms so that a GEMM has multiprocessors \
+                 beside them; two micro-batches have a communicator each",
             )?;
         }
         Ok(())

@@ -88,7 +88,7 @@ impl Tokens {
         let takes_words = format == TokenFormat::BlockwiseFp8;
         ensure!(
             takes_words || groups == 0 || self.places == Places::RowMajor,
-            "--pass-through transposed: dispatch takes transposed scales in fp8, and in {} only row-major ones",
+            "--pass-through transposed: dispatch takes transposed scales in fp8, in {} only row-major ones",
             format.name()
         );
         let (given, dtypes, width) = match self.dtype {

@@ -165,8 +165,8 @@ fn copies_that_do_not_fit_are_named() {
         assert_eq!(
             text(sums.upload(&output, &vec![bf16::ONE; given]).map(drop)),
             format!(
-                "tensor expert_rows: wanted [rows, 256], a multiple of 256 elements, with at most 4 rows, given \
-                 {given}"
+                "tensor expert_rows: wanted [rows, 256], a multiple of 256 elements, with at most 4 rows, \
+                 given {given}"
             )
         );
     }

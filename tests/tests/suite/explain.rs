@@ -98,7 +98,8 @@ fn golden() -> PathBuf {
 fn the_tactics_are_those_of_the_table() {
     let mut found = String::from(
         "What launches do: 256 experts, top-8, 7168 elements, 132 multiprocessors. Written by\n\
-         `FERRY_BLESS=1 cargo test -p ferry-tests --test suite explain`. `ferry-tests explain --kernels` says why.\n",
+         `FERRY_BLESS=1 cargo test -p ferry-tests --test suite explain`.\n\
+         `ferry-tests explain --kernels` says why.\n",
     );
     for (title, lines) in tables() {
         writeln!(found, "\n{title}\n{}", explain::HEAD).unwrap();

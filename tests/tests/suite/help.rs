@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// What a program prints with `--help` after these arguments.
+/// Output of a program with `--help` after these arguments.
 fn help(program: &str, arguments: &[&str]) -> String {
     let mut program = Command::new(program);
     let output = program.args(arguments).arg("--help").output().unwrap();
@@ -18,7 +18,7 @@ fn subcommands(help: &str) -> Vec<&str> {
     names.filter(|name| *name != "help").collect()
 }
 
-/// What a subcommand is for stands before its usage: the line of the list, and more in paragraphs after it.
+/// The line of the list stands before a subcommand's usage, and more in paragraphs after it.
 #[test]
 fn every_subcommand_has_its_longer_text() {
     let tests = env!("CARGO_BIN_EXE_ferry-tests");

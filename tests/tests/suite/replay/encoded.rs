@@ -141,7 +141,7 @@ fn codes_that_do_not_fit_are_named() {
     refused(&tensors(&problem, true), "fp8", "tensor codes.0 is missing");
 }
 
-/// As many tokens as a token has scales: only what the option says tells rows from columns.
+/// Tokens are as many as scales of a token, so that only the option tells rows from columns.
 #[test]
 fn square_scales_are_read_as_the_option_says() {
     let routing = ferry_reference::workload::Routing::Uniform;
@@ -185,7 +185,7 @@ fn what_has_no_effect_on_scales_is_refused() {
     refused(
         &mxfp8,
         "--format mxfp8 --scales row-major --receive compact --pass-through transposed",
-        "--pass-through transposed: dispatch takes transposed scales in fp8, and in mxfp8 only row-major ones",
+        "--pass-through transposed: dispatch takes transposed scales in fp8, in mxfp8 only row-major ones",
     );
     let nvfp4 = TokenFormat::Nvfp4(ScaleLayout::RowMajor);
     let mut nvfp4 = with_codes(&problem, nvfp4, Given::AnyBits, Places::RowMajor);
