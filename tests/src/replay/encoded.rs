@@ -68,9 +68,12 @@ impl Tokens {
         let [codes, scales] = PREFIXES.map(|prefix| format!("{prefix}{rank}"));
         let [bytes, width] = self.widths;
         let codes = rows(file, &codes, Dtype::U8, [input.tokens, bytes])?;
+        let (dtype, tokens) = (self.dtype, input.tokens);
         let scales = match self.places {
-            Places::RowMajor => rows(file, &scales, self.dtype, [input.tokens, width])?,
-            Places::Transposed => columns(file, &scales, self.dtype, [width, input.tokens])?,
+            Places::RowMajor => rows(file, &scales, dtype, [tokens, width])
+                .context("--pass-through takes scales as [tokens, scales of a token]")?,
+            Places::Transposed => columns(file, &scales, dtype, [width, tokens])
+                .context("--pass-through transposed takes scales as [scales of a token, tokens]")?,
         };
         let rows = codes.into_iter().zip(scales);
         Ok(rows
@@ -148,9 +151,7 @@ fn columns(
     dtype: Dtype,
     wanted: [usize; 2],
 ) -> Result<Vec<Vec<u8>>> {
-    let rows = rows(file, name, dtype, wanted);
-    let rows =
-        rows.context("--pass-through transposed takes scales as [scales of a token, tokens]")?;
+    let rows = rows(file, name, dtype, wanted)?;
     let bytes = dtype.bitsize() / 8;
     let column = |token: usize| {
         let scales = rows.iter().map(|row| &row[token * bytes..][..bytes]);

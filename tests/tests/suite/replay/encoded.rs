@@ -180,6 +180,17 @@ fn what_has_no_effect_on_scales_is_refused() {
         transposed,
         "tensor x_scales.0 is F32 [140, 4], wanted F32 [140, 140]",
     );
+    let across = with_codes(
+        &problem,
+        TokenFormat::BlockwiseFp8,
+        Given::AnyBits,
+        Places::Transposed,
+    );
+    refused(
+        &across,
+        "--format fp8 --receive compact --pass-through",
+        "--pass-through takes scales as [tokens, scales of a token]: tensor x_scales.0 is F32 [4, 140]",
+    );
     let mxfp8 = TokenFormat::Mxfp8(ScaleLayout::RowMajor);
     let mxfp8 = with_codes(&problem, mxfp8, Given::AnyBits, Places::Transposed);
     refused(
