@@ -87,19 +87,20 @@ pub struct DispatchInput {
 /// A rank's outputs of a dispatch. `capacity` is a number of rows:
 ///
 /// - [by expert](crate::ReceiveLayout::ByExpert) any multiple of
-/// [`Plan::row_alignment`](crate::Plan::row_alignment) (1, or 4 in blockwise FP8, or
-/// [`expert_alignment`](crate::Config::expert_alignment)), and [`Plan::max_rows`](crate::Plan::max_rows)
-/// always suffice. If more rows arrive, the first ones are written, and the others count as not routed here:
-/// see [`FaultKind::OutputTooSmall`](crate::FaultKind); - for compact rows any number, likewise; - for
-/// strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks * max_tokens_per_rank`,
-/// and for padded blocks as many for each local expert.
+///   [`Plan::row_alignment`](crate::Plan::row_alignment) (1, or 4 in blockwise FP8, or
+///   [`expert_alignment`](crate::Config::expert_alignment)), and
+///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are
+///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
+/// - for compact rows any number, likewise;
+/// - for strided rows and views exactly [`Plan::max_rows`](crate::Plan::max_rows), `ranks *
+///   max_tokens_per_rank`, and for padded blocks as many for each local expert.
 ///
 /// [Padded blocks](crate::guide::receive) have the tensors of rows by expert, and below "by expert" means
 /// them, too: local expert `e` has the rows from `e * ranks * max_tokens_per_rank` on.
 ///
 /// [`DispatchBuffers`](crate::DispatchBuffers) allocates all tensors that the plan's format and
-/// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no other
-/// output and no input of the same call overlaps.
+/// [layout](crate::Config::receive) have; the others are `None`. Each has memory of its own, which no
+/// other output and no input of the same call overlaps.
 ///
 /// # Rows that stay as they came
 ///

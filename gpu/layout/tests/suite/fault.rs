@@ -181,6 +181,7 @@ fn a_timeout_where_ranks_share_a_gpu_says_what_helps() {
         epoch: 2,
         patience_ms: None,
         gpu_ranks,
+        is_culprit_behind: false,
     };
     let says = |kind, gpu_ranks| {
         let text = fault(kind, gpu_ranks).to_string();
@@ -192,4 +193,27 @@ fn a_timeout_where_ranks_share_a_gpu_says_what_helps() {
         assert_eq!(says(kind, Some(4)), is_timeout, "{kind:?}");
         assert!(!says(kind, None), "{kind:?}");
     }
+}
+
+#[test]
+fn a_timeout_on_a_rank_that_was_not_called_says_so() {
+    let fault = |is_culprit_behind| Fault {
+        kind: FaultKind::PeerTimeout,
+        kernel: Kernel::Dispatch,
+        rank: Rank(1),
+        peer: Rank(0),
+        culprit: Rank(0),
+        region: Region::Counts,
+        index: 0,
+        wanted: 1,
+        saw: 0,
+        epoch: 1,
+        patience_ms: None,
+        gpu_ranks: None,
+        is_culprit_behind,
+    };
+    let hint = "; rank 0 was not called: enqueue on all ranks before you wait for one (the guide, \"Why did it \
+                time out?\")";
+    assert!(fault(true).to_string().ends_with(hint), "{}", fault(true));
+    assert!(!fault(false).to_string().contains("was not called"));
 }
