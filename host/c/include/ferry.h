@@ -944,7 +944,7 @@ ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 // Sets the most multiprocessors that the kernels of later calls occupy, until the next call of it; 0 for as
 // many as at first: max_sms of the configuration, or the rank's part of a shared GPU. Each half of a split
 // call can have its own, and each rank; launches that a graph has keep theirs. FERRY_INVALID_ARGUMENT if it
-// is more than at first, or if the plan's rows go by expert. Not collective. Does not synchronise.
+// is more than at first, or if receive is BY_EXPERT or PADDED. Not collective. Does not synchronise.
 ferry_status ferry_communicator_limit_sms(ferry_communicator *communicator, uint32_t max_sms);
 
 // Tells the host how many rows the open dispatch brings, before they are received: between

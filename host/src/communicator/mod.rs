@@ -291,8 +291,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MaxSms`]: 0, more than at first, or any number with a plan whose rows go by expert: all
-    /// launches of its communicators have one number of blocks.
+    /// [`Error::MaxSms`]: 0, more than at first, or any number with a plan whose rows go by expert or in
+    /// padded blocks: all launches of its communicators have one number of blocks.
     pub fn limit_sms(&mut self, max_sms: Option<u32>) -> Result<(), Error> {
         let refused = |rule: &str| {
             let value = max_sms.map_or("None".to_owned(), |sms| sms.to_string());

@@ -212,8 +212,8 @@ fn a_timeout_on_a_rank_that_was_not_called_says_so() {
         gpu_ranks: None,
         is_culprit_behind,
     };
-    let hint = "; rank 0 was not called: enqueue on all ranks before you wait for one (the guide, \"Why did it \
-                time out?\")";
+    let hint = "; rank 0 was not called: enqueue on all ranks before you wait for one (the guide, \"Why \
+                did it time out?\")";
     assert!(fault(true).to_string().ends_with(hint), "{}", fault(true));
     assert!(!fault(false).to_string().contains("was not called"));
 }
