@@ -1,7 +1,7 @@
 //! The protocol's memory of a block: shared memory of the GPU.
 
 use ferry_layout::Arguments;
-use ferry_protocol::BlockMemory;
+use ferry_protocol::{BlockMemory, LANES};
 
 use super::Gpu;
 use crate::ptx::memory::Vector;
@@ -73,5 +73,22 @@ impl<A: Arguments, const SHMEM: bool> BlockMemory for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn block_barrier(&self) {
         self.block.set(self.block.get().barrier());
+    }
+
+    #[inline(always)]
+    fn agree(&self, brings: impl FnOnce() -> u32) -> u32 {
+        if thread::thread() < LANES {
+            let word = brings();
+            if self.lane == 0 {
+                self.block.get().bring(word);
+            }
+        }
+        self.block_barrier();
+        self.agreed()
+    }
+
+    #[inline(always)]
+    fn agreed(&self) -> u32 {
+        self.block.get().brought()
     }
 }

@@ -8,7 +8,7 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 use super::{memory, thread};
 
 /// The block arrival counters, on which its warps arrive once in a launch; the deadline; the fault page's
-/// address; a double word for each warp to hand over; the peers' windows; the initial values of some words;
+/// address; a double word for each warp to hand over; a word that the first warp brings; the peers' windows; the initial values of some words;
 /// the credits; and the memory of the protocol ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep the division of its memory from one to
@@ -26,6 +26,8 @@ const FAULT_PAGE: u32 = 24;
 const WORDS: u32 = 32;
 /// Bytes from the start to a word that nobody reads.
 const LAST: u32 = WORDS + 8 * LANES;
+/// Bytes from the start to the word that the first warp brings.
+const BROUGHT: u32 = LAST + 8;
 /// Bytes from the start to the windows.
 const WINDOWS: u32 = LAST + 16;
 /// Bytes from the start to the initial values of the words in [`SetUp::words`].
@@ -292,6 +294,18 @@ impl Block {
                 options(nostack, preserves_flags));
         }
         passed
+    }
+
+    /// Brings a word for all warps, which may load it after the next barrier. For one lane of the block.
+    #[inline(always)]
+    pub fn bring(self, word: u32) {
+        self.store(BROUGHT, word as u64);
+    }
+
+    /// The word that the first warp [brought](Self::bring).
+    #[inline(always)]
+    pub fn brought(self) -> u32 {
+        self.load_constant(BROUGHT) as u32
     }
 
     /// Leaves a word for the warp that arrives last. `warp` is this one's number in the block. For one lane.

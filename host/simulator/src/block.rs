@@ -20,6 +20,8 @@ pub struct Block {
     pub credits: OnceCell<Vec<u64>>,
     /// Number of warps that have arrived on each block counter.
     pub arrivals: [Cell<u32>; BlockCounter::COUNT],
+    /// Word that the first warp has brought.
+    pub brought: Cell<u32>,
     /// Words handed to the last arriver, by warp.
     pub handed: [Cell<u64>; LANES as usize],
     /// Writes of the warps that have handed over, not yet visible to other ranks.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::combines::Combines;
+use crate::racing::Racing;
 
 /// Pause between two looks whether a wait is interrupted.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -44,6 +45,8 @@ pub struct Options {
     pub interrupted: Option<fn() -> bool>,
     /// Epilogue of combines. Default: [`Combines::STEPS`], Ferry's own steps.
     pub combines: Combines,
+    /// Inputs that change while kernels run. Default: none.
+    pub racing: Racing,
 }
 
 /// A rank that dies: its kernels end, and no more begin there.
@@ -70,6 +73,7 @@ impl Options {
             key: Vec::new(),
             interrupted: None,
             combines: Combines::STEPS,
+            racing: Racing::default(),
         }
     }
 

@@ -259,6 +259,7 @@ impl World {
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
         self.find_overdue();
+        self.shared.race(&self.options.racing);
         let under_way = !self.shared.network.borrow().is_empty();
         let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
         match choice {

@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
+use crate::racing::Racing;
 
 /// State shared by the fibres and the scheduler.
 pub struct Shared {
@@ -66,6 +67,17 @@ impl Shared {
             bytes,
             by: format!(", by {by}"),
         });
+    }
+
+    /// Makes a write of the host that races with kernels, if there is one.
+    pub fn race(&self, racing: &Racing) {
+        let next = racing.next(&mut *self.rng.borrow_mut());
+        if let Some((address, content)) = next {
+            let written = self.memory.borrow_mut().write(address, &content);
+            if let Err(outside) = written {
+                self.report(outside, "the host");
+            }
+        }
     }
 
     /// Checks that the round of a signal that has arrived is not over there. A round waits for all that it is

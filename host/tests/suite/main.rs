@@ -23,6 +23,7 @@ mod order;
 mod overlaps;
 mod padded;
 mod pointers;
+mod racing;
 mod recovery;
 mod refusals;
 mod rounds;

@@ -126,11 +126,16 @@ fn begin<'a, M: Machine>(
     let is_wide = options.wide_ids != 0;
     let mut batch = SmallBatch::to_number(args, tokens, is_wide);
     let mut loading = machine.begin();
+    // Also before the number on the device is known: the batch leaves out the ids after its end.
+    let mut ids = batch.load_ids(machine);
     if options.tokens_on_device != 0 {
+        let is_loaded = !batch.is_empty();
         tokens = tokens.min(read_tokens(machine));
         batch = SmallBatch::to_number(args, tokens, is_wide);
+        if !is_loaded {
+            ids = batch.load_ids(machine);
+        }
     }
-    let ids = batch.load_ids(machine);
     machine.clear_block();
     if !batch.is_empty() {
         batch.clear(machine);
@@ -147,11 +152,14 @@ fn begin<'a, M: Machine>(
     }
 }
 
-/// Number of tokens on the device.
+/// Number of tokens on the device: one for all warps of a block, which pass a barrier. Blocks may read other
+/// numbers if the user changes it too early; each of them still stays inside its tensors, and waits end.
 #[inline(always)]
 pub fn read_tokens<M: Machine>(machine: &M) -> u32 {
-    let tokens = machine.lanes(|_| machine.read(Table::TokensOnDevice, 0));
-    machine.broadcast(tokens, 0)
+    machine.agree(|| {
+        let tokens = machine.lanes(|_| machine.read(Table::TokensOnDevice, 0));
+        machine.broadcast(tokens, 0)
+    })
 }
 
 /// Keeps the number of tokens for the round's other launches, and reports a number above the host's limit.
@@ -160,7 +168,7 @@ pub fn read_tokens<M: Machine>(machine: &M) -> u32 {
 pub fn keep_tokens<M: Machine>(launch: &Launch<M>) {
     let (machine, most) = (launch.machine, launch.common.tokens);
     machine.leave(Counter::Tokens, launch.tokens as u64);
-    let given = read_tokens(machine);
+    let given = machine.agreed();
     if given > most {
         launch.record_input(FaultKind::TooManyOnDevice, 1, |_| Fault {
             region: Region::TokensOnDevice,

@@ -254,11 +254,16 @@ fn place_item<M: Machine>(
         return load(launch, options, next);
     };
     let positions = numbering.positions(launch, item);
-    // Neither other ranks' experts nor rows that do not fit.
-    let is_here = |lane| machine.own(positions, lane) < OVERFLOWED;
+    // Neither other ranks' experts nor rows that do not fit. The experts were read for this warp alone: if
+    // the user has changed the ids since, they are others than those of the positions.
+    let here = machine.ballot(machine.lanes(|lane| {
+        let position = machine.own(positions, lane);
+        position < OVERFLOWED
+            && numbering.has_room(launch, args, machine.own(experts, lane), position)
+    }));
     let scales = machine.lanes(|lane| {
         let position = machine.own(positions, lane);
-        if !is_here(lane) {
+        if here >> lane & 1 == 0 {
             return 0;
         }
         debug_assert!((position as u64) < args.row_capacity, "row {position}");
@@ -271,7 +276,6 @@ fn place_item<M: Machine>(
             .row
             .first_scale_word(common.shape.format(), position, row)
     });
-    let here = machine.ballot(machine.lanes(is_here));
     if item.part == 0 && options.groups.describes_rows() {
         entries::describe_rows(launch, options, item, positions, here, experts);
     }

@@ -235,16 +235,30 @@ impl BlockNumbering {
         expert: u32,
         row: u32,
     ) -> u32 {
+        match self.has_room(launch, args, expert, row) {
+            true => row,
+            false if expert < self.experts => overflow::mark(row),
+            false => NOT_ROUTED,
+        }
+    }
+
+    /// Whether this rank has `expert`, and the outputs have `row` of it, with its block of tiled scales. For
+    /// one lane.
+    #[inline(always)]
+    pub fn has_room<M: Machine>(
+        self,
+        launch: &Launch<M>,
+        args: &DispatchArgs,
+        expert: u32,
+        row: u32,
+    ) -> bool {
         if expert >= self.experts {
-            return NOT_ROUTED;
+            return false;
         }
         let block = self.scales_row(launch, expert, row) / scale_placement::BLOCK_ROWS;
         let has_block =
             !launch.common.shape.has_tiled_scales() || (block as u64) < args.block_capacity;
-        match has_block && (row as u64) < args.row_capacity {
-            true => row,
-            false => overflow::mark(row),
-        }
+        has_block && (row as u64) < args.row_capacity
     }
 
     /// A row of an expert counted in the rows of all blocks of tiled scales, if scales are tiled. After

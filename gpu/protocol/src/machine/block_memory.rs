@@ -39,4 +39,11 @@ pub trait BlockMemory {
     /// this rank's tables can be read by this block. By all lanes of all warps of the block; no wait for
     /// another rank may come in between, as this one has no deadline.
     fn block_barrier(&self);
+
+    /// Passes a barrier, and returns to all warps of the block the word that its first warp `brings`: for a
+    /// word of which others may make another one meanwhile, as decisions must be the same for all warps. At
+    /// most once in a launch. By all lanes of all warps of the block.
+    fn agree(&self, brings: impl FnOnce() -> u32) -> u32;
+    /// The word that the block has [agreed](Self::agree) on.
+    fn agreed(&self) -> u32;
 }

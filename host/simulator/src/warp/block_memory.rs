@@ -99,4 +99,16 @@ impl BlockMemory for Warp<'_> {
             self.pause();
         }
     }
+
+    fn agree(&self, brings: impl FnOnce() -> u32) -> u32 {
+        if self.warp_position().index == 0 {
+            self.block.brought.set(brings());
+        }
+        self.block_barrier();
+        self.agreed()
+    }
+
+    fn agreed(&self) -> u32 {
+        self.block.brought.get()
+    }
 }
