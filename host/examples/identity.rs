@@ -72,7 +72,7 @@ fn main() -> Result<(), Error> {
             rank.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }
         for (rank, t) in ranks.iter().zip(&tensors) {
-            if let Some(fault) = rank.synchronize(t.stream)? {
+            if let Some(fault) = rank.synchronize(t.stream)?.fault() {
                 eprintln!("{fault}");
             }
         }

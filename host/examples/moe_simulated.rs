@@ -100,7 +100,7 @@ fn run(
 /// Waits for the work enqueued on a rank. After a fault of the input (an expert that does not exist) the
 /// round goes on, and so must this rank, or the others wait for it in vain. All other errors end it.
 fn wait(rank: &Communicator) -> Result<(), Error> {
-    if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
+    if let Some(fault) = rank.synchronize(Stream::DEFAULT)?.fault() {
         eprintln!("{fault}");
     }
     Ok(())

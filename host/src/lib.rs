@@ -42,7 +42,7 @@
 //!     rank.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
-//!     if let Some(fault) = rank.synchronize(stream)? {
+//!     if let Some(fault) = rank.synchronize(stream)?.fault() {
 //!         eprintln!("{fault}"); // an input was at fault; the rank goes on
 //!     }
 //!     assert_eq!(sums.download::<u16>(1)?, [0x4000; 8]); // 1.0 + 1.0
@@ -164,7 +164,7 @@ pub use device::Device;
 #[cfg(feature = "cuda")]
 pub use device::kernels::Kernels;
 pub use error::Error;
-pub use error::input_fault::InputFault;
+pub use error::input_fault::{InputFault, InputReport};
 pub use error::round::Round;
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;

@@ -344,7 +344,7 @@ pub(crate) mod tests {
             let mut rank = noted::start(&notes, 1, noted::config()).unwrap();
             *notes.others_capture.lock().unwrap() = true;
             noted::round(&mut rank, Stream::DEFAULT).unwrap();
-            rank.synchronize(Stream::DEFAULT).unwrap();
+            assert!(rank.synchronize(Stream::DEFAULT).unwrap().fault().is_none());
             notes.take();
             let mut handle = ptr::null_mut();
             // SAFETY: `handle` lives.

@@ -1,7 +1,7 @@
 //! Faults that kernels report.
 
 use ferry::layout::{Kernel, Region};
-use ferry::{Error, Fault, FaultKind, InputFault};
+use ferry::{Error, Fault, FaultKind, InputReport};
 
 use crate::status::Failure;
 use crate::status::ferry_status::{FERRY_FAULT, FERRY_INPUT_FAULT, FERRY_POISONED};
@@ -182,12 +182,12 @@ impl ferry_fault {
 /// The rule of pointers; `place` may be null.
 pub(crate) unsafe fn report(
     place: *mut ferry_fault,
-    check: impl FnOnce() -> Result<Option<InputFault>, Error>,
+    check: impl FnOnce() -> Result<InputReport, Error>,
 ) -> Result<(), Failure> {
     // Checks `place` first, because the check reports each fault once.
     // SAFETY: the rule of pointers.
     unsafe { tell(place, ferry_fault::NONE)? };
-    let (status, fault, text) = match check() {
+    let (status, fault, text) = match check().map(InputReport::fault) {
         Ok(None) => return Ok(()),
         Ok(Some(found)) => (FERRY_INPUT_FAULT, found.0, found.to_string()),
         Err(error) => match &error {

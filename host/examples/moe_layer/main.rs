@@ -219,7 +219,7 @@ impl Layer {
     /// Waits, and returns the error of a token.
     fn error(&self, token: usize) -> Result<f64> {
         self.stream.synchronize()?;
-        if let Some(fault) = self.communicator.check()? {
+        if let Some(fault) = self.communicator.check()?.fault() {
             bail!("{fault}");
         }
         let chosen = token * TOP_K..(token + 1) * TOP_K;

@@ -245,13 +245,13 @@ impl Communicator {
 
     fn _synchronize(&self, py: Python<'_>, stream: u64) -> PyResult<Option<Fault>> {
         let stream = handle(stream);
-        let fault = self.call(py, |communicator| communicator.synchronize(stream))?;
-        Ok(fault.map(|fault| Fault(fault.0)))
+        let told = self.call(py, |communicator| communicator.synchronize(stream))?;
+        Ok(told.fault().map(|fault| Fault(fault.0)))
     }
 
     fn _check(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
-        let fault = self.call(py, |communicator| communicator.check())?;
-        Ok(fault.map(|fault| Fault(fault.0)))
+        let told = self.call(py, |communicator| communicator.check())?;
+        Ok(told.fault().map(|fault| Fault(fault.0)))
     }
 
     /// Closes it. After an error that leaves it open it can be used on.

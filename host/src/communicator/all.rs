@@ -50,7 +50,7 @@ type Counts<'c> = &'c [(&'static str, usize)];
 /// let answers: Vec<_> = answers.collect();
 /// Communicator::combine_all(&mut ranks, &streams, &answers, &sums)?;
 /// for (rank, stream) in ranks.iter().zip(streams) {
-///     if let Some(fault) = rank.synchronize(stream)? {
+///     if let Some(fault) = rank.synchronize(stream)?.fault() {
 ///         eprintln!("{fault}");
 ///     }
 /// }

@@ -153,7 +153,7 @@ impl Communicator {
     ///     assert_eq!(rank.round(), Round::Idle);
     /// }
     /// for rank in &ranks {
-    ///     assert_eq!(rank.synchronize(Stream::DEFAULT)?, None);
+    ///     assert_eq!(rank.synchronize(Stream::DEFAULT)?.fault(), None);
     /// }
     /// # Ok(())
     /// # }

@@ -30,7 +30,7 @@
 //!         for _ in 0..100 {
 //!             graph.launch(stream)?; // as often as on the other rank
 //!         }
-//!         if let Some(fault) = rank.synchronize(stream)? {
+//!         if let Some(fault) = rank.synchronize(stream)?.fault() {
 //!             eprintln!("{fault}");
 //!         }
 //!         drop(graph);

@@ -19,6 +19,41 @@ use ferry_layout::Fault;
 #[must_use = "an input fault says that a round's results are not those of its whole input"]
 pub struct InputFault(pub Fault);
 
+/// The fault of an input that a rank's kernels have reported since the last call, if any. Not to be dropped
+/// with `?` alone, which a lint of rustc tells:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # fn work(rank: &ferry::Communicator, stream: ferry::Stream) -> Result<(), ferry::Error> {
+/// rank.synchronize(stream)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// ```
+/// #![deny(unused_must_use)]
+/// # fn work(rank: &ferry::Communicator, stream: ferry::Stream) -> Result<(), ferry::Error> {
+/// if let Some(fault) = rank.synchronize(stream)?.fault() {
+///     eprintln!("{fault}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it may have an input fault, which is returned only once: look at `fault()`"]
+pub struct InputReport(pub(crate) Option<InputFault>);
+
+impl InputReport {
+    /// No fault.
+    pub(crate) const RIGHT: Self = Self(None);
+
+    /// The fault, if there is one.
+    #[must_use = "an input fault says that a round's results are not those of its whole input"]
+    pub const fn fault(self) -> Option<InputFault> {
+        self.0
+    }
+}
+
 impl Deref for InputFault {
     type Target = Fault;
 

@@ -137,7 +137,7 @@ fn transposed_scales_are_whole_and_the_capacity_says_how_to_read_them() {
     let input = rows.upload(&token, &[1], None).unwrap();
     rank.dispatch(Stream::DEFAULT, &input, rows.output())
         .unwrap();
-    assert!(rank.synchronize(Stream::DEFAULT).unwrap().is_none());
+    assert!(rank.synchronize(Stream::DEFAULT).unwrap().fault().is_none());
     let received = rows.download().unwrap();
     assert_eq!(received.capacity, plan.max_rows());
     assert_eq!(received.scales.len(), 4 * 2 * plan.max_rows());

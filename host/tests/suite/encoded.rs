@@ -202,7 +202,7 @@ fn options_are_needed_by_expert_alone() {
     };
     rank.dispatch(STREAM, &input, buffers.output()).unwrap();
     rank.give_up(STREAM).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 
@@ -237,7 +237,7 @@ fn outputs_in_the_memory_of_scales_are_refused() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 
@@ -267,6 +267,6 @@ fn outputs_between_rows_of_codes_are_taken() {
             rank.give_up(STREAM).unwrap();
         }
     }
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }

@@ -20,20 +20,20 @@ fn an_invalid_expert_is_reported_once_and_the_communicator_goes_on() {
         }
     };
     round(&mut ranks, &tensors);
-    assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
-    let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
+    assert_eq!(ranks[0].synchronize(STREAM).unwrap().fault(), None);
+    let fault = ranks[1].synchronize(STREAM).unwrap().fault().unwrap();
     assert_eq!(
         (fault.kind, fault.rank, fault.index),
         (FaultKind::InvalidExpert, Rank(1), 0)
     );
     assert_eq!(fault.slot(), Some(1));
     assert_eq!((fault.wanted, fault.saw as i32), (4, 4));
-    assert_eq!(ranks[1].check().unwrap(), None);
+    assert_eq!(ranks[1].check().unwrap().fault(), None);
 
     tensors[1].input = good;
     round(&mut ranks, &tensors);
     for rank in &ranks {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     }
     close(ranks);
 }
@@ -54,8 +54,8 @@ fn outputs_that_are_too_small_take_the_first_rows_and_the_communicator_goes_on()
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
             rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
-        let told = ranks[0].synchronize(STREAM).unwrap();
-        assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
+        let told = ranks[0].synchronize(STREAM).unwrap().fault();
+        assert_eq!(ranks[1].synchronize(STREAM).unwrap().fault(), None);
         let numbers = |fault: InputFault| (fault.kind, fault.rank, fault.saw, fault.wanted);
         let wanted = is_short.then_some((FaultKind::OutputTooSmall, Rank(0), 3, 2));
         assert_eq!(told.map(numbers), wanted);
@@ -99,11 +99,11 @@ fn rows_that_are_lost_are_told_though_an_id_is_no_good() {
         for (rank, t) in ranks.iter_mut().zip(&tensors) {
             rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
-        assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
-        let told = ranks[1].synchronize(STREAM).unwrap();
+        assert_eq!(ranks[0].synchronize(STREAM).unwrap().fault(), None);
+        let told = ranks[1].synchronize(STREAM).unwrap().fault();
         let kind = told.map(|fault| fault.kind);
         assert_eq!(kind, Some(FaultKind::OutputTooSmall), "seed {seed}");
-        assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
+        assert_eq!(ranks[1].synchronize(STREAM).unwrap().fault(), None);
         combine_all(&mut ranks, &tensors);
         close(ranks);
     }
@@ -142,8 +142,8 @@ fn tiled_scales_that_are_too_small_take_the_first_blocks() {
             });
             rank.dispatch(STREAM, &t.input, &t.output).unwrap();
         }
-        assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
-        let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
+        assert_eq!(ranks[0].synchronize(STREAM).unwrap().fault(), None);
+        let fault = ranks[1].synchronize(STREAM).unwrap().fault().unwrap();
         assert_eq!(
             (fault.kind, fault.region, fault.saw, fault.wanted),
             (FaultKind::OutputTooSmall, Region::ScaleBlocks, 2, 1)
@@ -231,9 +231,70 @@ fn an_input_fault_does_not_hide_that_the_communicator_gave_up() {
 }
 
 /// The fault that ended a communicator.
-fn fault_of(result: Result<Option<InputFault>, Error>) -> Fault {
+fn fault_of(result: Result<InputReport, Error>) -> Fault {
     match result {
         Err(Error::Fault(fault)) => fault,
         other => panic!("{other:?} is no fault"),
+    }
+}
+
+/// The fault of a dispatch of a token to these of four experts, with debug checks.
+fn checked<T: TensorElement>(config: Config, ids: [T; TOP_K]) -> Option<Fault> {
+    let group = Group::simulated(1, 3).unwrap();
+    let config = Config {
+        debug_checks: true,
+        ..config
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
+    let device = rank.device().clone();
+    let x = device.upload_tensor([1, HIDDEN], &[0_u16; HIDDEN]);
+    let ids = device.upload_tensor([1, TOP_K], &ids).unwrap();
+    let capacity = Capacity {
+        wide_ids: T::DATA_TYPE == DataType::I64 && config.receive.keeps_rows(),
+        ..Capacity::max(&plan)
+    };
+    let rows = DispatchBuffers::with_capacity(&device, &plan, capacity).unwrap();
+    let input = DispatchInput::new(x.unwrap(), ids);
+    rank.dispatch(STREAM, &input, rows.output()).unwrap();
+    let told = rank.synchronize(STREAM).unwrap().fault();
+    told.map(|InputFault(fault)| fault)
+}
+
+#[test]
+fn ids_of_no_experts_are_reported_as_such_though_debug_checks_look_for_duplicates() {
+    let with_options = Config {
+        options: true,
+        ..config()
+    };
+    let alone = Config {
+        skip_a2a: true,
+        ..config()
+    };
+    let kept = Config {
+        receive: ReceiveLayout::Strided,
+        ..config()
+    };
+    let invalid = |fault: Option<Fault>, id: i64| {
+        let fault = fault.unwrap();
+        assert_eq!(fault.kind, FaultKind::InvalidExpert, "{fault}");
+        assert_eq!((fault.saw as i64, fault.wanted), (id, 4), "{fault}");
+    };
+    for config in [config(), with_options, alone, kept] {
+        invalid(checked(config, [7_i32, 7]), 7);
+        invalid(checked(config, [-2_i32, -2]), -2);
+        assert_eq!(checked(config, [-1_i32, -1]), None);
+        let twice = checked(config, [3_i32, 3]).unwrap();
+        assert_eq!((twice.kind, twice.saw), (FaultKind::DuplicateExpert, 3));
+    }
+    for config in [with_options, alone, kept] {
+        invalid(
+            checked(config, [4_294_967_299_i64, 8_589_934_592]),
+            4_294_967_299,
+        );
+        invalid(checked(config, [4_294_967_294_i64; 2]), 4_294_967_294);
+        invalid(checked(config, [-2_i64; 2]), -2);
+        let twice = checked(config, [3_i64, 3]).unwrap();
+        assert_eq!((twice.kind, twice.saw), (FaultKind::DuplicateExpert, 3));
     }
 }

@@ -270,8 +270,8 @@ fn input_faults_do_not_stop_launches_and_are_told_once() {
     };
     *notes.page.lock().unwrap() = FaultPage::of(&fault, 1);
     assert!(rank.dispatch(Stream::DEFAULT, &input, &output).is_ok());
-    assert_eq!(rank.check().unwrap(), Some(InputFault(fault)));
-    assert_eq!(rank.check().unwrap(), None);
+    assert_eq!(rank.check().unwrap().fault(), Some(InputFault(fault)));
+    assert_eq!(rank.check().unwrap().fault(), None);
     let apart = Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]);
     rank.combine(
         Stream::DEFAULT,

@@ -268,7 +268,7 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
         "{refused}"
     );
     assert!(launched(&notes).is_empty());
-    assert_eq!(ranks[0].check().unwrap(), None);
+    assert_eq!(ranks[0].check().unwrap().fault(), None);
     close(ranks);
 }
 
@@ -342,7 +342,7 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
     *notes.refused_launch.lock().unwrap() = None;
     ranks
         .iter()
-        .for_each(|rank| assert!(rank.check().unwrap().is_none()));
+        .for_each(|rank| assert!(rank.check().unwrap().fault().is_none()));
     Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
     close(ranks);
 }
@@ -468,7 +468,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
             }
             let each = |of: &dyn Fn(&Tensors, &Communicator)| {
                 for (t, rank) in tensors.iter().zip(&ranks) {
-                    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                     of(t, rank);
                 }
             };
@@ -480,7 +480,7 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
                 Communicator::combine_all(&mut ranks, &streams, &rows, &combined).unwrap();
             }
             for (t, rank) in tensors.iter().zip(&ranks) {
-                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                 t.compare(rank, apart);
             }
         }

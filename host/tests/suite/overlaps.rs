@@ -38,7 +38,7 @@ fn outputs_within_rows_that_overlap_each_other_are_refused() {
         let (rows, sums) = (t.combine_input(None), t.combine_output(false));
         rank.combine(STREAM, &rows, &sums).unwrap();
     }
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 
@@ -69,7 +69,7 @@ fn outputs_between_rows_are_taken_unless_they_reach_into_one() {
         let (rows, sums) = (t.combine_input(None), t.combine_output(false));
         rank.combine(STREAM, &rows, &sums).unwrap();
     }
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 
@@ -92,7 +92,7 @@ fn the_wait_for_a_shared_expert_refuses_outputs_in_what_it_reads() {
         .unwrap()
         .output();
     rank.dispatch_wait(STREAM, &apart).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     finish(rank, &t);
 }
 
@@ -183,6 +183,6 @@ fn memory_for_ids_overlaps_no_other_tensor_of_the_round() {
         ["combined", "kept_ids"],
     );
     rank.give_up(STREAM).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }

@@ -70,7 +70,7 @@ fn combine_takes_the_weights() {
         (CombineMode::Exact, "topk_weights"),
     ] {
         let (mut rank, rows) = dispatched(combine, &[1, 0, -1, 1]);
-        assert!(rank.synchronize(Stream::DEFAULT).unwrap().is_none());
+        assert!(rank.synchronize(Stream::DEFAULT).unwrap().fault().is_none());
         let received = rank.download(rows.output()).unwrap();
         assert_eq!(received.row_offsets, [0, 2, 4]);
         assert_eq!(received.expert_counts, [1, 2]);
@@ -99,7 +99,7 @@ fn combine_takes_the_weights() {
         }
         rank.combine(Stream::DEFAULT, &answers, &sums.output(2).unwrap())
             .unwrap();
-        assert!(rank.synchronize(Stream::DEFAULT).unwrap().is_none());
+        assert!(rank.synchronize(Stream::DEFAULT).unwrap().fault().is_none());
         let sums: Vec<half::bf16> = sums.download(2).unwrap();
         let wanted = [[0.75_f32; 8], [2.0; 8]].as_flattened().to_vec();
         assert!(sums.iter().map(|sum| sum.to_f32()).eq(wanted));
@@ -110,7 +110,11 @@ fn combine_takes_the_weights() {
 #[test]
 fn an_expert_that_gets_more_rows_than_its_block_holds_is_named() {
     let (rank, rows) = dispatched(CombineMode::Reduced, &[1, 1, 0, 1]);
-    let fault = rank.synchronize(Stream::DEFAULT).unwrap().expect("a fault");
+    let fault = rank
+        .synchronize(Stream::DEFAULT)
+        .unwrap()
+        .fault()
+        .expect("a fault");
     assert_eq!(fault.kind, FaultKind::OutputTooSmall);
     assert_eq!((fault.region, fault.index), (Region::ExpertBlock, 1));
     assert_eq!((fault.saw, fault.wanted), (3, 2));

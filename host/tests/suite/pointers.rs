@@ -82,7 +82,7 @@ fn counts_are_where_the_table_says() {
             .unwrap();
     }
     for rank in &ranks {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         let local = rank.plan().local_experts();
         let counts = rank.device_pointers().table[0][2];
         let bytes = 2 * (local + 1) * 8;

@@ -100,7 +100,7 @@ fn combine(mode: CombineMode, weights: bool, apart: bool) -> Result<(), Error> {
     let input = t.combine_input(weights.then_some(t.weights));
     rank.dispatch(STREAM, &t.input, &t.output)?;
     let combined = rank.combine(STREAM, &input, &t.combine_output(apart));
-    assert_eq!(rank.synchronize(STREAM)?, None);
+    assert_eq!(rank.synchronize(STREAM)?.fault(), None);
     assert_eq!(combined.is_err(), rank.round() == Round::Dispatched);
     combined
 }
@@ -149,7 +149,7 @@ fn a_refused_combine_can_be_made_again() {
     rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
         .unwrap();
     assert_eq!(rank.round(), Round::Idle);
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 
@@ -176,7 +176,7 @@ fn a_result_in_the_memory_of_the_experts_rows_is_refused() {
         assert!(sentence(refused).contains("tensor combined overlaps tensor expert_rows"));
     }
     combine(t.summed.at).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 

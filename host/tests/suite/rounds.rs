@@ -40,7 +40,7 @@ fn split(ranks: &mut [Communicator], tensors: &[Tensors], weights: bool, apart: 
 /// Waits for all dispatches, compares their outputs, and lets the experts answer.
 fn answer_all(ranks: &[Communicator], tensors: &[Tensors]) {
     for (rank, t) in ranks.iter().zip(tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         t.answer(rank);
     }
 }
@@ -48,7 +48,7 @@ fn answer_all(ranks: &[Communicator], tensors: &[Tensors]) {
 /// Waits for all combines, and compares their outputs.
 fn compare_all(ranks: &[Communicator], tensors: &[Tensors], apart: bool) {
     for (rank, t) in ranks.iter().zip(tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         t.compare(rank, apart);
     }
 }
@@ -79,7 +79,7 @@ fn the_inputs_are_free_once_a_dispatch_is_sent() {
         rank.dispatch_async(STREAM, &t.input).unwrap();
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         let weights = t.input.topk_weights.map(|weights| weights.at);
         for at in [t.input.x.at, t.input.topk_ids.at]
             .into_iter()
@@ -126,12 +126,12 @@ fn ranks_may_live_on_threads_of_their_own() {
         .map(|(mut rank, t)| {
             std::thread::spawn(move || {
                 rank.dispatch(STREAM, &t.input, &t.output).unwrap();
-                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                 t.answer(&rank);
                 let output = t.combine_output(false);
                 rank.combine(STREAM, &t.combine_input(None), &output)
                     .unwrap();
-                assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                 t.compare(&rank, false);
                 rank.close().unwrap();
             })
@@ -183,7 +183,7 @@ fn a_rank_may_have_no_tokens_and_null_tensors() {
             .unwrap();
     }
     for (rank, t) in ranks.iter().zip(&tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         assert_eq!(
             download(rank, t.output.row_offsets.unwrap().at, 12),
             [0; 12]
@@ -199,7 +199,7 @@ fn all_are_closed_or_none_while_a_round_is_open() {
         rank.dispatch(STREAM, &t.input, &t.output).unwrap();
     }
     ranks.iter().zip(&tensors).for_each(|(rank, t)| {
-        rank.synchronize(STREAM).unwrap();
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         t.answer(rank);
     });
     let combine = |rank: &mut Communicator| {
@@ -222,7 +222,7 @@ fn all_are_closed_or_none_while_a_round_is_open() {
         .collect();
     combine(&mut ranks[1]);
     for (rank, t) in ranks.iter().zip(&tensors) {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
         t.compare(rank, false);
     }
     Communicator::close_all(ranks).unwrap();

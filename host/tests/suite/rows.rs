@@ -141,7 +141,7 @@ fn ranks(config: Config, seed: u64) -> Vec<Communicator> {
 
 fn synchronize(ranks: &[Communicator]) {
     for rank in ranks {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     }
 }
 
@@ -242,8 +242,8 @@ fn weights_of_no_rows_return_as_zeros() {
     for (rank, t) in ranks.iter_mut().zip(&all) {
         rank.dispatch(STREAM, &t.input, t.rows.output()).unwrap();
     }
-    assert_eq!(ranks[0].synchronize(STREAM).unwrap(), None);
-    let fault = ranks[1].synchronize(STREAM).unwrap().unwrap();
+    assert_eq!(ranks[0].synchronize(STREAM).unwrap().fault(), None);
+    let fault = ranks[1].synchronize(STREAM).unwrap().fault().unwrap();
     assert_eq!(
         (fault.kind, fault.wanted, fault.saw),
         (FaultKind::OutputTooSmall, 0, 2)
@@ -351,12 +351,12 @@ fn compact_rows_that_do_not_fit_count_as_not_here() {
     for (rank, t) in ranks.iter_mut().zip(&all) {
         rank.dispatch(STREAM, &t.input, t.rows.output()).unwrap();
     }
-    let fault = ranks[0].synchronize(STREAM).unwrap().unwrap();
+    let fault = ranks[0].synchronize(STREAM).unwrap().fault().unwrap();
     assert_eq!(
         (fault.kind, fault.wanted, fault.saw),
         (FaultKind::OutputTooSmall, 2, 3)
     );
-    assert_eq!(ranks[1].synchronize(STREAM).unwrap(), None);
+    assert_eq!(ranks[1].synchronize(STREAM).unwrap().fault(), None);
     let received = ranks[0].download(all[0].rows.output()).unwrap();
     assert_eq!(received.source_counts, [2, 0]);
     assert_eq!(received.expert_counts, [0, 2]);
@@ -398,7 +398,7 @@ fn ids_of_64_bits_go_by_expert_too_and_their_fault_has_all_bits() {
         let ids = [wrong, 2];
         let input = buffers.upload(&[0x3f80_u16; HIDDEN], &ids, None).unwrap();
         rank.dispatch(STREAM, &input, buffers.output()).unwrap();
-        let fault = rank.synchronize(STREAM).unwrap().unwrap();
+        let fault = rank.synchronize(STREAM).unwrap().fault().unwrap();
         assert_eq!(fault.kind, FaultKind::InvalidExpert);
         assert_eq!((fault.saw as i64, fault.slot()), (wrong, Some(0)));
         let received = rank.download(buffers.output()).unwrap();
@@ -416,7 +416,7 @@ fn decoded(config: Config, x: &[bf16]) -> Vec<f32> {
     buffers.fill(0xa5).unwrap();
     let input = buffers.upload(x, &[0; 3], None).unwrap();
     rank.dispatch(STREAM, &input, buffers.output()).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     let received = rank.download(buffers.output()).unwrap();
     assert!(!received.tokens.is_empty());
     let decoded = decode_rows(&plan, &received, None).unwrap();

@@ -57,8 +57,8 @@ fn a_dropped_rank_is_freed_once_each_of_its_streams_was_synchronized() {
     for handle in [8, 9, 8] {
         noted::round(&mut one, stream(handle)).unwrap();
     }
-    one.synchronize(stream(8)).unwrap();
-    one.synchronize(stream(9)).unwrap();
+    assert_eq!(one.synchronize(stream(8)).unwrap().fault(), None);
+    assert_eq!(one.synchronize(stream(9)).unwrap().fault(), None);
     drop(one);
     assert_eq!(freed(&notes), OWN);
     two.close().unwrap();
@@ -74,7 +74,7 @@ fn a_dropped_rank_with_a_stream_that_was_not_synchronized_since_is_leaked_with_a
             noted::round(&mut one, stream(handle)).unwrap();
         }
         for &handle in waited {
-            one.synchronize(stream(handle)).unwrap();
+            assert_eq!(one.synchronize(stream(handle)).unwrap().fault(), None);
         }
         drop(one);
         assert_eq!(freed(&notes), NOTHING, "{waited:?}");
@@ -84,7 +84,7 @@ fn a_dropped_rank_with_a_stream_that_was_not_synchronized_since_is_leaked_with_a
     }
     let (notes, _, [mut one, _two]) = two(config());
     noted::round(&mut one, stream(8)).unwrap();
-    one.synchronize(stream(8)).unwrap();
+    assert_eq!(one.synchronize(stream(8)).unwrap().fault(), None);
     noted::round(&mut one, stream(8)).unwrap();
     drop(one);
     assert_eq!(freed(&notes), NOTHING);
@@ -97,7 +97,7 @@ fn a_dropped_rank_that_a_graph_has_had_is_leaked() {
     noted::round(&mut one, stream(8)).unwrap();
     // The graph is gone, but its last replay may be at work, in another stream.
     *notes.graph.lock().unwrap() = None;
-    one.synchronize(stream(8)).unwrap();
+    assert_eq!(one.synchronize(stream(8)).unwrap().fault(), None);
     drop(one);
     assert_eq!(freed(&notes), NOTHING);
 }
@@ -108,7 +108,7 @@ fn a_dropped_rank_that_a_graph_of_others_has_had_is_leaked_and_its_group_stays()
         let (notes, group, [mut one, two]) = two(config());
         *notes.others_capture.lock().unwrap() = true;
         noted::round(&mut one, stream(8)).unwrap();
-        one.synchronize(stream(8)).unwrap();
+        assert_eq!(one.synchronize(stream(8)).unwrap().fault(), None);
         if are_gone {
             // SAFETY: nothing here makes graphs.
             unsafe { one.assume_no_foreign_graphs() };
@@ -134,7 +134,7 @@ fn a_dropped_rank_of_one_of_several_processes_is_leaked() {
     let mut rank = noted::start(&notes, 2, config()).unwrap();
     notes.take();
     noted::round(&mut rank, stream(8)).unwrap();
-    rank.synchronize(stream(8)).unwrap();
+    assert_eq!(rank.synchronize(stream(8)).unwrap().fault(), None);
     drop(rank);
     assert_eq!(freed(&notes), NOTHING);
 }
@@ -181,7 +181,7 @@ fn simulated_ranks_give_their_memory_back_and_the_group_goes_on() {
         }
         let mut memory = Vec::new();
         for rank in &ranks {
-            rank.synchronize(support::STREAM).unwrap();
+            assert_eq!(rank.synchronize(support::STREAM).unwrap().fault(), None);
             let pointers = rank.device_pointers();
             // SAFETY: the simulator refuses freed addresses.
             let at = [pointers.counters, pointers.table[0][1]]

@@ -193,7 +193,7 @@ impl Run {
             match rank.synchronize(self.streams[r]) {
                 Ok(told) => self
                     .input_faults
-                    .extend(told.map(|InputFault(fault)| fault)),
+                    .extend(told.fault().map(|InputFault(fault)| fault)),
                 Err(Error::Fault(fault) | Error::Poisoned(fault)) => {
                     self.outcomes[r] = Outcome::Fault(fault);
                 }

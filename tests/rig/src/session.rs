@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, Plan,
-    ReceiveLayout, ReceivedCounts, Round, Stream, TokenFormat,
+    Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, InputReport,
+    Plan, ReceiveLayout, ReceivedCounts, Round, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16, threads};
 
@@ -364,7 +364,10 @@ impl Session {
     /// Waits for each local rank as its turn comes.
     fn told(&self) -> impl Iterator<Item = (usize, Result<Option<InputFault>, Error>)> {
         let ranks = self.ranks.iter().zip(&self.communicators);
-        ranks.map(|(rank, communicator)| (rank.number(), communicator.synchronize(rank.stream)))
+        ranks.map(|(rank, communicator)| {
+            let told = communicator.synchronize(rank.stream);
+            (rank.number(), told.map(InputReport::fault))
+        })
     }
 
     /// A local rank's communicator and stream, for what only one kind of device can do.

@@ -10,7 +10,7 @@ use cust::stream::{Stream, StreamFlags};
 use ferry::cuda::CudaDevice;
 use ferry::{
     AsStream as _, CombineInput, CombineOutput, Communicator, Config, Device, DispatchInput,
-    DispatchOutput, Error, Lease, Plan,
+    DispatchOutput, Error, InputReport, Lease, Plan,
 };
 
 use super::Suite;
@@ -112,7 +112,7 @@ fn round(suite: &Suite<'_>, devices: &Devices) -> Result<()> {
         streams.push(memory.enqueue(rank)?);
     }
     for (rank, stream) in ranks.into_iter().zip(streams) {
-        strict(rank.synchronize(stream))?;
+        strict(rank.synchronize(stream).map(InputReport::fault))?;
         rank.close()?;
     }
     for (device, memory) in devices.iter().zip(memory) {

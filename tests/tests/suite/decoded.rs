@@ -101,7 +101,7 @@ fn run(format: TokenFormat) {
             .unwrap();
     }
     for (rank, (rows, _)) in ranks.iter().zip(&buffers) {
-        assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap(), None);
+        assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap().fault(), None);
         let received = rows.download().unwrap();
         let values = decode_rows(&plan, &received, scale).unwrap();
         for group in 0..plan.groups() {

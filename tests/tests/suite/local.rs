@@ -209,5 +209,5 @@ fn split_calls_are_refused_and_the_round_goes_on() {
     );
     assert_eq!(rank.round(), Round::Dispatched);
     rank.combine(stream, &experts, &sums).unwrap();
-    assert_eq!(rank.synchronize(stream).unwrap(), None);
+    assert_eq!(rank.synchronize(stream).unwrap().fault(), None);
 }

@@ -38,7 +38,7 @@ fn round(mut rank: Communicator, experts: Duration) -> Result<(), Error> {
     rank.dispatch(STREAM, &input, &output)?;
     std::thread::sleep(experts);
     combine(&mut rank, &output)?;
-    assert_eq!(rank.synchronize(STREAM)?, None);
+    assert_eq!(rank.synchronize(STREAM)?.fault(), None);
     Ok(rank.close()?)
 }
 
@@ -161,11 +161,11 @@ fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
                     let (input, output) = tensors(&rank);
                     rank.dispatch(STREAM, &input, &output).unwrap();
                     if rank.rank() == Rank(2) {
-                        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                         return (rank, None);
                     }
                     combine(&mut rank, &output).unwrap();
-                    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+                    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
                     if rank.rank() == Rank(0) {
                         // Rank 1 waits meanwhile, so that time passes.
                         std::thread::sleep(late);
@@ -242,7 +242,7 @@ fn other_calls_do_not_renew_the_patience() {
         scope.spawn(move || {
             // Far more often than the patience is long.
             while is_done.recv_timeout(Duration::from_millis(20)).is_err() {
-                assert_eq!(other.check().unwrap(), None);
+                assert_eq!(other.check().unwrap().fault(), None);
                 // Asks the simulating thread. In the end it says that a peer gave up.
                 let _ = other.synchronize(STREAM);
             }
@@ -278,7 +278,7 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
     let buffers = DispatchBuffers::new(&device, &plan).unwrap();
     let input = DispatchInput::new(x, ids);
     rank.dispatch(STREAM, &input, buffers.output()).unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     let rows: Vec<u16> = device
         .download_tensor(&buffers.output().tokens.unwrap())
         .unwrap();
@@ -288,6 +288,6 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
     let experts = CombineInput::new(buffers.output().tokens.unwrap());
     rank.combine(STREAM, &experts, &sums.output(TOKENS).unwrap())
         .unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }

@@ -45,7 +45,7 @@ pub fn read_route<M: Machine>(
     let is_weighted = args.topk_weights != 0;
     let weights = read_weights(machine, args, token);
     if common.debug_checks != 0 {
-        report_duplicates(launch, token, given);
+        report_duplicates(launch, token, shape.experts, given);
     }
     report_invalid(launch, token, shape.experts, given);
     let experts = machine.lanes(|lane| {
@@ -111,14 +111,20 @@ pub fn report_invalid<M: Machine>(
     }
 }
 
-/// Reports an expert that a token lists twice.
+/// Reports an expert below `experts` that a token lists twice. Of ids that are i32 also a number that is none
+/// of an expert: the record has all of it, and the host reports that it [does not exist](report_invalid).
 #[inline(always)]
-pub fn report_duplicates<M: Machine>(launch: &Launch<M>, token: u32, experts: M::Lanes<u32>) {
+pub fn report_duplicates<M: Machine>(
+    launch: &Launch<M>,
+    token: u32,
+    experts: u32,
+    given: M::Lanes<u32>,
+) {
     let (machine, common) = (launch.machine, launch.common);
     for k in 1..common.shape.top_k {
-        let id = machine.broadcast(experts, k);
-        let same = machine.ballot(machine.lanes(|lane| machine.own(experts, lane) == id));
-        if id == NOT_ROUTED || same & ((1 << k) - 1) == 0 {
+        let id = machine.broadcast(given, k);
+        let same = machine.ballot(machine.lanes(|lane| machine.own(given, lane) == id));
+        if id == NOT_ROUTED || same & ((1 << k) - 1) == 0 || launch.wide_ids && id >= experts {
             continue;
         }
         launch.record_input(FaultKind::DuplicateExpert, 1 << k, |_| Fault {

@@ -221,7 +221,7 @@ fn note<M: Machine>(
     };
     let Item { token, part, .. } = read.item;
     if launch.common.debug_checks != 0 {
-        report_duplicates(launch, token, read.given);
+        report_duplicates(launch, token, options.all_experts, read.given);
     }
     report_invalid(launch, token, options.all_experts, read.given);
     if is_here && part == 0 {

@@ -23,7 +23,7 @@ use crate::plan::scale_form::ScaleForm;
 /// let mut rows = DispatchBuffers::new(rank.device(), &plan)?;
 /// let input = rows.upload(&[0x4000_u16; 8], &[1], None)?; // 2.0
 /// rank.dispatch(Stream::DEFAULT, &input, rows.output())?;
-/// if let Some(fault) = rank.synchronize(Stream::DEFAULT)? {
+/// if let Some(fault) = rank.synchronize(Stream::DEFAULT)?.fault() {
 ///     eprintln!("{fault}");
 /// }
 /// assert_eq!(decode_rows(&plan, &rows.download()?, None)?, [2.0; 8]);

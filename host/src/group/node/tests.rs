@@ -75,7 +75,7 @@ fn round(rank: &mut Communicator) -> Result<(), Error> {
         ..CombineInput::new(rows.output().tokens.expect("not a view"))
     };
     rank.combine(stream, &experts, &sums.output(1)?)?;
-    rank.synchronize(stream)?;
+    assert_eq!(rank.synchronize(stream)?.fault(), None);
     let combined: Vec<u16> = device.download_tensor(&sums.output(1)?.rows())?;
     assert_eq!(combined, token);
     Ok(())

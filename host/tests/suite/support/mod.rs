@@ -217,7 +217,7 @@ pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
         rank.combine(STREAM, &input, &output).unwrap();
     }
     for rank in ranks {
-        assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     }
 }
 
@@ -225,7 +225,7 @@ pub fn combine_all(ranks: &mut [Communicator], tensors: &[Tensors]) {
 pub fn finish(mut rank: Communicator, t: &Tensors) {
     rank.combine(STREAM, &t.combine_input(None), &t.combine_output(false))
         .unwrap();
-    assert_eq!(rank.synchronize(STREAM).unwrap(), None);
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
 }
 

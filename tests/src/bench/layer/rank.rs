@@ -426,7 +426,7 @@ impl Rank {
 
     /// Waits for the stream, and fails if a kernel has met a fault.
     pub fn wait(&self) -> Result<()> {
-        if let Some(fault) = self.communicator.synchronize(self.stream)? {
+        if let Some(fault) = self.communicator.synchronize(self.stream)?.fault() {
             bail!("rank {}: {fault}", self.number);
         }
         Ok(())
