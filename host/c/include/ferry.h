@@ -504,7 +504,8 @@ typedef struct {
     uint64_t sources;
     // Elements of expert_counts, at least the local experts.
     uint64_t experts;
-    // Written: rows that the outputs need, as in ferry_capacity.
+    // Written: rows that the outputs need, as in ferry_capacity, where 0 means max_rows: at least
+    // row_alignment, also if none come.
     uint64_t rows;
     // Written: blocks of tiled scales that the outputs need.
     uint64_t scale_blocks;

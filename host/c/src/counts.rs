@@ -22,7 +22,8 @@ pub struct ferry_received_counts {
     pub sources: u64,
     /// Elements of expert_counts, at least the local experts.
     pub experts: u64,
-    /// Written: rows that the outputs need, as in ferry_capacity.
+    /// Written: rows that the outputs need, as in ferry_capacity, where 0 means max_rows: at least
+    /// row_alignment, also if none come.
     pub rows: u64,
     /// Written: blocks of tiled scales that the outputs need.
     pub scale_blocks: u64,
@@ -81,7 +82,8 @@ pub unsafe extern "C" fn ferry_received(
                         given.experts,
                         &found.expert_counts,
                     )?;
-                    given.rows = found.capacity.rows as u64;
+                    let least = rank.plan().row_alignment().into();
+                    given.rows = (found.capacity.rows as u64).max(least);
                     given.scale_blocks = found.capacity.scale_blocks as u64;
                     given.is_here = 1;
                 }
@@ -109,4 +111,61 @@ unsafe fn fill(name: &str, to: *mut u32, room: u64, counts: &[u32]) -> Result<()
     // SAFETY: the rule of pointers; the array has as many elements, and is the caller's alone.
     unsafe { std::ptr::copy_nonoverlapping(counts.as_ptr(), to, counts.len()) };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::sync::RwLock;
+
+    use ferry::{Capacity, Communicator, Config, DataType, DevicePtr, DispatchInput, Group, Plan};
+    use ferry::{Stream, Tensor, TokenFormat};
+
+    use super::*;
+    use crate::handle::put;
+    use crate::plan::ferry_capacity;
+
+    /// An idle rank must not allocate the most that could ever come.
+    #[test]
+    fn rows_that_do_not_come_are_no_capacity_of_all() {
+        let group = Group::simulated(1, 1).unwrap();
+        let config = Config {
+            format: TokenFormat::BlockwiseFp8,
+            ..Config::new(4, 2, 128, 1000)
+        };
+        let plan = Plan::new(&group, config).unwrap();
+        let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
+        let none =
+            |data_type, columns| Tensor::contiguous(DevicePtr::NULL, data_type, [0, columns]);
+        let input = DispatchInput::new(none(DataType::Bf16, 128), none(DataType::I32, 2));
+        rank.dispatch_async(Stream::DEFAULT, &input).unwrap();
+        rank.dispatch_counts(Stream::DEFAULT).unwrap();
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` lives.
+        unsafe { put(&mut handle, RwLock::new(Some(rank))) };
+        let mut counts = ferry_received_counts {
+            size: size_of::<ferry_received_counts>(),
+            source_counts: ptr::null_mut(),
+            expert_counts: ptr::null_mut(),
+            sources: 0,
+            experts: 0,
+            rows: 0,
+            scale_blocks: 0,
+            is_here: 0,
+            reserved: 0,
+        };
+        // SAFETY: the handle lives, and so does `counts`.
+        let status = unsafe { ferry_received(handle, &mut counts) };
+        assert_eq!((status, counts.is_here), (ferry_status::FERRY_OK, 1));
+        let capacity = ferry_capacity {
+            size: size_of::<ferry_capacity>(),
+            rows: counts.rows,
+            scale_blocks: counts.scale_blocks,
+            wide_ids: 0,
+            reserved: 0,
+        };
+        // SAFETY: `capacity` lives.
+        let capacity = unsafe { ferry_capacity::get(&capacity, &plan) }.ok();
+        assert_eq!(capacity, Some(Capacity::of_rows(&plan, 4)));
+    }
 }

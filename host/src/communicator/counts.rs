@@ -19,7 +19,7 @@ use crate::tensor::handles::Stream;
 pub struct ReceivedCounts {
     /// Capacity that the outputs need, and no more: by expert with the rows of a [shared
     /// expert](crate::Config::shared_expert) and those that pad experts; in views and strided rows all
-    /// places.
+    /// places. If the device counts the tokens, at least the shared expert's rows of all of `x`.
     pub capacity: Capacity,
     /// Rows of each source rank, `[ranks]`: by expert its assignments to this rank's experts, else its tokens
     /// that have one here.
@@ -123,17 +123,19 @@ impl Communicator {
                 ..Capacity::default()
             }
         } else {
-            let shared = plan.shared_tokens(self.rank(), tokens).len();
             let alignment = plan.row_alignment() as usize;
+            let shared_of = |tokens| plan.shared_tokens(self.rank(), tokens).len();
+            let shared = shared_of(tokens);
+            // Outputs have room for the shared expert's rows of all of `x`, however many the device counts.
+            let least = shared_of(sent.tokens()).next_multiple_of(alignment);
             let groups = expert_counts.iter().map(|&rows| rows as usize);
             let rows = groups.chain([shared]);
             let rows = rows.map(|rows| rows.next_multiple_of(alignment));
-            let blocks = rows
-                .clone()
-                .map(|rows| rows.div_ceil(scale_placement::BLOCK_ROWS as usize));
+            let blocks_of = |rows: usize| rows.div_ceil(scale_placement::BLOCK_ROWS as usize);
+            let blocks: usize = rows.clone().map(blocks_of).sum();
             Capacity {
-                rows: rows.sum(),
-                scale_blocks: blocks.sum(),
+                rows: rows.sum::<usize>().max(least),
+                scale_blocks: blocks.max(blocks_of(least)),
                 ..Capacity::default()
             }
         };

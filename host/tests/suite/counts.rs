@@ -145,3 +145,42 @@ fn counts_of_a_rank_that_does_not_come_are_a_timeout() {
         "{fault}"
     );
 }
+
+/// Rows of the shared expert are those of the number on the device; outputs have room for all of `x`.
+#[test]
+fn outputs_of_received_counts_suffice_if_the_device_counts_the_shared_experts_tokens() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    for format in [TokenFormat::Bf16, TokenFormat::BlockwiseFp8, tiled] {
+        for (number, routed) in [(1, -1), (1, 0), (0, -1), (8, 1)] {
+            let group = Group::simulated(1, 5).unwrap();
+            let config = Config {
+                format,
+                shared_expert: true,
+                ..Config::new(4, 1, 128, 200)
+            };
+            let plan = Plan::new(&group, config).unwrap();
+            let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
+            let device = rank.device().clone();
+            let x = device.upload_tensor([8, 128], &[0x3f80_u16; 8 * 128]);
+            let ids = device.upload_tensor([8, 1], &[routed; 8]).unwrap();
+            let input = DispatchInput {
+                tokens_on_device: Some(device.upload_tensor([1], &[number]).unwrap()),
+                ..DispatchInput::new(x.unwrap(), ids)
+            };
+            rank.dispatch_async(STREAM, &input).unwrap();
+            rank.dispatch_counts(STREAM).unwrap();
+            let counts = rank.received().unwrap().unwrap();
+            let came = if routed < 0 { 0 } else { number };
+            assert_eq!(counts.source_counts, [came]);
+            let rows = DispatchBuffers::with_capacity(&device, &plan, counts.capacity).unwrap();
+            rank.dispatch_wait(STREAM, rows.output()).unwrap();
+            assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
+            let offsets = rows.download().unwrap().row_offsets;
+            let alignment = plan.row_alignment();
+            let shared = number.next_multiple_of(alignment);
+            assert_eq!(offsets[1], shared);
+            assert_eq!(offsets[4 + 1], shared + came.next_multiple_of(alignment));
+            rank.give_up(STREAM).unwrap();
+        }
+    }
+}
