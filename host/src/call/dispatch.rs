@@ -11,6 +11,7 @@ use crate::call::scales::{ScaleAddresses, ScaleTensor};
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
+use crate::plan::check::MAX_ROWS;
 use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
@@ -233,6 +234,13 @@ impl DispatchOutput {
         }
         let (form, shape) = (plan.scale_form(), plan.shape());
         let scales = ScaleTensor::check(given, form, shape, plan.groups(), rows)?;
+        if rows as u128 > MAX_ROWS {
+            return Err(Error::Capacity(Problem {
+                field: "rows",
+                value: rows.to_string(),
+                rule: format!("it must be at most {MAX_ROWS}"),
+            }));
+        }
         if let Some(rule) = plan.fixed_blocks(scales.blocks as usize) {
             return Err(Error::Capacity(Problem {
                 field: "scale_blocks",

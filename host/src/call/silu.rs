@@ -90,7 +90,8 @@ impl FusedSilu {
         let experts = self.row_offsets.dims[0].saturating_sub(1);
         let multiple = (self.format.sizes().elements_of_word() as usize).max(LANE_COLUMNS);
         let too_many = capacity > i32::MAX as usize || columns > i32::MAX as usize / 4;
-        if columns == 0 || !columns.is_multiple_of(multiple) || too_many || experts == 0 {
+        let are_experts = (1..=i32::MAX as usize).contains(&experts);
+        if columns == 0 || !columns.is_multiple_of(multiple) || too_many || !are_experts {
             return Err(Error::SiluColumns {
                 columns,
                 multiple,

@@ -49,14 +49,6 @@ impl Prepared {
     }
 }
 
-impl Prepared {
-    /// The same with one block.
-    pub(crate) fn of_one_block(mut self) -> Self {
-        self.launch.max_sms = Some(1);
-        self
-    }
-}
-
 impl Communicator {
     /// Enqueues the kernel of a call of this rank.
     pub(crate) fn launch(&mut self, call: Prepared) -> Result<(), Error> {
@@ -117,15 +109,20 @@ impl Communicator {
         } else {
             &self.memory.kernels
         };
+        let max_sms = match kernel {
+            // One block, in every layout.
+            Kernel::DispatchCounts => Some(1),
+            _ => self.max_sms,
+        };
+        self.require_room(stream, max_sms)?;
         let launch = Launch {
             kernel,
             kernels: kernels.clone(),
             args,
             shmem: self.plan.shape().spans_nodes(),
-            max_sms: self.max_sms,
+            max_sms,
             stream,
         };
-        self.require_room(stream)?;
         Ok(Prepared { launch, next })
     }
 
@@ -140,8 +137,7 @@ impl Communicator {
 
     /// Checks that `stream` has as many multiprocessors as a launch takes. Repeated for each launch, as a
     /// handle may be another stream's after its own was destroyed.
-    fn require_room(&self, stream: Stream) -> Result<(), Error> {
-        let max_sms = self.max_sms;
+    fn require_room(&self, stream: Stream, max_sms: Option<u32>) -> Result<(), Error> {
         match self.device().stream_multiprocessors(stream) {
             Some(multiprocessors) if max_sms.is_none_or(|most| most > multiprocessors) => {
                 Err(Error::GreenContext {

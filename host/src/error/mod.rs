@@ -69,7 +69,8 @@ pub enum Error {
     /// A fused SiLU was given numbers of rows, columns or experts that it does not take.
     #[error(
         "a fused SiLU of {capacity} rows, {columns} columns and {experts} experts: it takes columns that are \
-         a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 rows"
+         a multiple of {multiple} above 0 in this format, at least 1 expert, and less than 2^31 experts and \
+         rows"
     )]
     SiluColumns {
         /// Columns of the output.

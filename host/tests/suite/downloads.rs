@@ -149,3 +149,49 @@ fn transposed_scales_are_whole_and_the_capacity_says_how_to_read_them() {
     rank.give_up(Stream::DEFAULT).unwrap();
     rank.close().unwrap();
 }
+
+/// Offsets of padded blocks are known, so that others are of no dispatch, or of another layout.
+#[test]
+fn offsets_of_padded_blocks_are_those_of_the_blocks() {
+    let tiled = TokenFormat::Mxfp8(ScaleLayout::Tiled);
+    for format in [tiled, TokenFormat::BlockwiseFp8] {
+        let group = Group::simulated(1, 1).unwrap();
+        let by_expert = Config {
+            format,
+            ..Config::new(2, 1, 128, 4)
+        };
+        let padded = Config {
+            receive: ReceiveLayout::Padded,
+            transposed_scales: format == TokenFormat::BlockwiseFp8,
+            ..by_expert
+        };
+        let plan = Plan::new(&group, padded).unwrap();
+        let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
+        let mut rows = DispatchBuffers::new(rank.device(), &plan).unwrap();
+        let input = rows.upload(&[0x3f80_u16; 128], &[1], None).unwrap();
+        rank.dispatch(Stream::DEFAULT, &input, rows.output())
+            .unwrap();
+        assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap().fault(), None);
+        let whole = rows.download().unwrap();
+        assert_eq!(decode_rows(&plan, &whole, None).unwrap()[4 * 128], 1.0);
+        let at = rows.output().row_offsets.unwrap().at;
+        for offsets in [[0, 3, 7], [9, 4, 0], [0, 0, 1], [0, u32::MAX, 8]] {
+            let bytes = bytemuck::cast_slice(&offsets);
+            rank.device().upload(at, bytes).unwrap();
+            let refused = rows.download().unwrap_err().to_string();
+            let wanted =
+                "tensor row_offsets: wanted offsets of a dispatch: padded blocks have 4 rows each";
+            assert!(refused.starts_with(wanted), "{refused}");
+        }
+        // Those of a plan of another layout, with as many rows as its offsets say.
+        let other = ReceivedRows {
+            tokens: vec![0; 3 * 128],
+            scales: vec![0; 3 * 4],
+            row_offsets: vec![0, 1, 3],
+            ..whole.clone()
+        };
+        let refused = decode_rows(&plan, &other, None).unwrap_err();
+        assert!(refused.to_string().contains("row_offsets"), "{refused}");
+        std::mem::forget(rank);
+    }
+}

@@ -171,3 +171,22 @@ fn memory_whose_upload_fails_is_freed() {
     assert!(matches!(refused, Err(Error::GroupClosed)), "{refused:?}");
     assert_eq!(notes.take(), ["alloc", "upload", "free"]);
 }
+
+/// The kernel that tells the host of counts has one block, whatever the others take.
+#[test]
+fn counts_take_one_multiprocessor_of_a_green_context() {
+    // SAFETY: `Stream::new` is about enqueued work, and nothing here enqueues.
+    let tight = unsafe { Stream::new(1) };
+    let notes = Arc::<Notes>::default();
+    let mut rank = start(&notes, 2, config()).unwrap();
+    let (input, output) = empty_tensors(&rank);
+    rank.dispatch_async(Stream::DEFAULT, &input).unwrap();
+    *notes.green.lock().unwrap() = vec![(tight, 1)];
+    rank.dispatch_counts(tight).unwrap();
+    let refused = rank.dispatch_wait(tight, &output);
+    assert!(
+        matches!(refused, Err(Error::GreenContext { .. })),
+        "{refused:?}"
+    );
+    std::mem::forget(rank);
+}

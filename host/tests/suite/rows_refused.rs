@@ -325,3 +325,25 @@ fn what_combine_reads_and_writes_is_apart() {
     };
     assert_eq!(combine(with, same), overlap("weights", "combined"));
 }
+
+/// Kernels number rows in 32 bits. Outputs that [`DispatchBuffers`] allocates never have as many.
+#[test]
+fn outputs_of_more_rows_than_can_be_numbered_are_refused() {
+    for rows in [1 << 31, 1 << 32, (1 << 32) + 8] {
+        let text = dispatch(keeping(ReceiveLayout::Compact), |_, output, _| {
+            let mut next = 1 << 44;
+            let mut place = |tensor: &mut Tensor<2>| {
+                tensor.dims[0] = rows;
+                // SAFETY: nothing is launched.
+                tensor.at = unsafe { DevicePtr::new(next, tensor.bytes()) };
+                next += 1 << 44;
+            };
+            place(output.tokens.as_mut().unwrap());
+            place(&mut output.src_info);
+            place(output.ids.as_mut().unwrap());
+            place(output.weights.as_mut().unwrap());
+        });
+        let wanted = format!("rows is {rows}, but it must be at most 2147483647");
+        assert!(text.ends_with(&wanted), "{text}");
+    }
+}

@@ -1,8 +1,8 @@
 //! Fused SiLU on a simulated device.
 
 use ferry::{
-    Activation, Capacity, DataType, Error, FusedSilu, Group, Rank, ScaleTensor, Stream, Tensor,
-    TokenFormat,
+    Activation, Capacity, DataType, DevicePtr, Error, FusedSilu, Group, Rank, ScaleTensor, Stream,
+    Tensor, TokenFormat,
 };
 use ferry_reference::bf16;
 use ferry_rig::formats::{Images, Layout};
@@ -47,6 +47,15 @@ fn arguments_that_do_not_fit_are_refused() {
         text.contains("120 columns") && text.contains("multiple of 16"),
         "{text}"
     );
+    // SAFETY: nothing is launched.
+    let many = unsafe { DevicePtr::new(at.address(), u64::MAX) };
+    for experts in [1 << 31, 1 << 32, (1 << 32) + 1] {
+        let (text, error) = told(FusedSilu {
+            row_offsets: Tensor::contiguous(many, DataType::U32, [experts + 1]),
+            ..silu
+        });
+        assert!(matches!(error, Error::SiluColumns { .. }), "{text}");
+    }
     let (text, _) = told(FusedSilu {
         input: Tensor::contiguous(at, DataType::Bf16, [4, 128]),
         ..silu

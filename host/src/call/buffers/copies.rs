@@ -92,7 +92,11 @@ impl DispatchOutput {
         let rows = match plan.config().receive {
             ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
             ReceiveLayout::Compact => compact_rows(&source_counts, capacity)?,
-            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded => capacity,
+            ReceiveLayout::Padded => {
+                require_blocks(&row_offsets, plan.block_rows())?;
+                capacity
+            }
+            ReceiveLayout::View | ReceiveLayout::Strided => capacity,
         };
         let (scales, scale_offsets) = match self.scales {
             None => (Vec::new(), Vec::new()),
@@ -339,6 +343,16 @@ pub(crate) fn require_offsets(row_offsets: &[u32]) -> Result<(), Error> {
         row_offsets,
         "offsets of a dispatch: 0, and numbers that never decrease".to_owned(),
     ))
+}
+
+/// Checks that the offsets are those of padded blocks of `block` rows.
+pub(crate) fn require_blocks(row_offsets: &[u32], block: usize) -> Result<(), Error> {
+    let mut all = row_offsets.iter().enumerate();
+    if all.all(|(expert, &first)| first as usize == expert * block) {
+        return Ok(());
+    }
+    let wanted = format!("offsets of a dispatch: padded blocks have {block} rows each");
+    Err(no_offsets(row_offsets, wanted))
 }
 
 fn no_offsets(row_offsets: &[u32], wanted: String) -> Error {

@@ -4,7 +4,7 @@ use ferry_layout::{Sizes, TokenFormat, e2m1, e8m0, fp8, scale_placement};
 use half::bf16;
 
 use crate::call::buffers::copies::ReceivedRows;
-use crate::call::buffers::copies::{require_length, require_offsets};
+use crate::call::buffers::copies::{require_blocks, require_length, require_offsets};
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::plan::scale_form::ScaleForm;
@@ -33,7 +33,7 @@ use crate::plan::scale_form::ScaleForm;
 ///
 /// # Errors
 /// [`Error::UnusedInputScale`]; [`Error::Tensor`] if `rows` are not as long as the plan's format says, or
-/// `row_offsets` do not begin with 0 or decrease.
+/// `row_offsets` do not begin with 0 or decrease, or in padded blocks are not those of the blocks.
 pub fn decode_rows(
     plan: &Plan,
     rows: &ReceivedRows,
@@ -52,7 +52,10 @@ pub fn decode_rows(
     let bytes = hidden / 8 * sizes.element_bits as usize;
     let offsets = if by_expert { plan.groups() + 1 } else { 0 };
     require_length("row_offsets", rows.row_offsets.len(), offsets)?;
-    require_offsets(&rows.row_offsets)?;
+    match plan.block_rows() {
+        0 => require_offsets(&rows.row_offsets)?,
+        block => require_blocks(&rows.row_offsets, block)?,
+    }
     require_length("tokens", rows.tokens.len(), count * bytes)?;
     let own_scales = if sizes.has_row_scale { count } else { 0 };
     require_length("row_scales", rows.row_scales.len(), own_scales)?;
