@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use crate::noted::*;
-use ferry::Stream;
+use ferry::{CombineBuffers, DispatchBuffers, Stream};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -45,10 +45,32 @@ fn leaking() {
     }
 }
 
+/// Likewise: a loop around buffers of each step, which it drops or frees.
+#[test]
+fn leaking_buffers() {
+    let Ok(how) = std::env::var(LEAKS) else {
+        return;
+    };
+    let communicator = start(&Arc::default(), 1, config()).unwrap();
+    for _ in 0..3 {
+        let (device, plan) = (communicator.device(), communicator.plan());
+        let rows = DispatchBuffers::new(device, plan).unwrap();
+        let sums = CombineBuffers::new(device, plan).unwrap();
+        if how == "freed" {
+            // SAFETY: nothing was launched.
+            unsafe { rows.free().and(sums.free()) }.unwrap();
+        }
+    }
+}
+
 /// Lines of such a program on stderr about Ferry.
 fn stderr_of(leaks: &str) -> Vec<String> {
+    stderr_of_test("leaks::leaking", leaks)
+}
+
+fn stderr_of_test(test: &str, leaks: &str) -> Vec<String> {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "leaks::leaking", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env(LEAKS, leaks)
         .output()
         .unwrap();
@@ -70,4 +92,22 @@ fn a_leak_is_told_once_on_stderr_where_nobody_listens() {
 #[test]
 fn a_leak_is_left_to_the_subscriber_where_there_is_one() {
     assert_eq!(stderr_of("subscriber"), [""; 0]);
+}
+
+#[test]
+fn buffers_that_are_dropped_are_told_once_with_their_bytes() {
+    let lines = stderr_of_test("leaks::leaking_buffers", "dropped");
+    let lines: Vec<_> = lines
+        .iter()
+        .filter(|line| line.contains("buffers"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for part in [" bytes were dropped without free", "leaked", "said once"] {
+        assert!(lines[0].contains(part), "{lines:?}");
+    }
+    let lines = stderr_of_test("leaks::leaking_buffers", "freed");
+    assert!(
+        !lines.iter().any(|line| line.contains("buffers")),
+        "{lines:?}"
+    );
 }

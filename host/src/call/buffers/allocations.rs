@@ -1,12 +1,20 @@
 //! Memory that is allocated piece by piece, and freed together.
 
+use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::Device;
 use crate::error::Error;
+use crate::error::leak;
 use crate::tensor::handles::DevicePtr;
 
-/// Allocations on one device.
+/// Bytes of allocations that this process has dropped.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Allocations on one device. A drop leaks them: addresses are plain values, so kernels, graphs and copies may
+/// use them for as long as the process runs. The next allocation says so: a program that ends with its buffers
+/// has lost nothing.
 pub(crate) struct Allocations {
     device: Arc<dyn Device>,
     at: Vec<DevicePtr>,
@@ -18,6 +26,10 @@ impl Allocations {
         device: &Arc<dyn Device>,
         make: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<(T, Self), Error> {
+        let dropped = DROPPED.load(Ordering::Relaxed);
+        if dropped > 0 {
+            leak::tell_of_buffers(dropped);
+        }
         let mut memory = Self {
             device: device.clone(),
             at: Vec::new(),
@@ -61,10 +73,25 @@ impl Allocations {
     ///
     /// # Safety
     /// As [`Device::free`], for every allocation.
-    pub(crate) unsafe fn free(self) -> Result<(), Error> {
+    pub(crate) unsafe fn free(mut self) -> Result<(), Error> {
+        let all = mem::take(&mut self.at).into_iter();
         // SAFETY: this device's `alloc` returned them, and each is freed once; that nothing uses them any
         // more is documented on this function.
-        let freed = self.at.iter().map(|&at| unsafe { self.device.free(at) });
+        let freed = all.map(|at| unsafe { self.device.free(at) });
         freed.fold(Ok(()), Result::and)
+    }
+}
+
+impl Drop for Allocations {
+    fn drop(&mut self) {
+        let bytes = self.at.iter().map(|at| at.bytes()).sum();
+        if bytes > 0 {
+            DROPPED.fetch_add(bytes, Ordering::Relaxed);
+            tracing::warn!(
+                bytes,
+                device = self.device.name(),
+                "buffers dropped without free: leaked"
+            );
+        }
     }
 }

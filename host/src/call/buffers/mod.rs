@@ -46,8 +46,9 @@ use crate::tensor::handles::DevicePtr;
 /// BF16, 8 in FP8 and MXFP8, 4 in the other formats; `group` is 128 in blockwise FP8, 32 in MX formats, 16
 /// in NVFP4; `groups` is `hidden / group`. A scale of blockwise FP8 has 4 bytes, any other one.
 ///
-/// A drop leaves the memory allocated, as kernels and copies of the addresses may still use it;
-/// [`free`](Self::free) frees it.
+/// A drop leaks the memory, as kernels, graphs and copies of the addresses may still use it;
+/// [`free`](Self::free) frees it. Each drop is a warning of `tracing` with the bytes; for a program without a
+/// subscriber, the first allocation of buffers after a drop says so on stderr, once a process.
 ///
 /// ```
 /// use ferry::{Config, DispatchBuffers, Communicator, Group, Plan};
@@ -213,8 +214,7 @@ fn require_memory(
 /// With [`combine_weights`](crate::Config::combine_weights) also f32 weights `[tokens, top_k]`, of
 /// `4 * max_tokens_per_rank * top_k` bytes.
 ///
-/// A drop leaves the memory allocated, as kernels and copies of the address may still use it;
-/// [`free`](Self::free) frees it.
+/// A drop leaks the memory, as that of [`DispatchBuffers`]; [`free`](Self::free) frees it.
 pub struct CombineBuffers {
     pub(crate) memory: Allocations,
     /// Memory of [`upload`](Self::upload).

@@ -59,7 +59,15 @@ impl Run {
         let needed = match receive {
             ferry::ReceiveLayout::ByExpert => {
                 let (oracle, number) = self.expected[round].oracle(rank);
-                oracle.placement(number).capacity()
+                let mut needed = oracle.placement(number).capacity();
+                if self.case.shared_expert {
+                    // Also room for all rows of `x`.
+                    let rows = self.case.rows(self.problems[round].inputs[rank].tokens);
+                    let least = rows.next_multiple_of(plan.row_alignment() as usize);
+                    needed.rows = needed.rows.max(least);
+                    needed.scale_blocks = needed.scale_blocks.max(least.div_ceil(128));
+                }
+                needed
             }
             ferry::ReceiveLayout::Compact => ferry::Capacity {
                 rows: source_rows.iter().sum::<u32>() as usize,
