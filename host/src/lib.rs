@@ -176,7 +176,6 @@ pub use ferry_layout::{
 pub use ferry_simulator as simulator;
 pub use group::Group;
 pub use group::fabric::Fabric;
-#[cfg(feature = "cuda")]
 pub use group::options::GroupOptions;
 #[cfg(feature = "candle")]
 pub use interop::candle;

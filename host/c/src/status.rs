@@ -255,6 +255,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::Nvshmem(_)
         | Error::Driver(_) => FERRY_DEVICE,
         Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
+        Error::NotBuilt { .. } => FERRY_NOT_BUILT,
         Error::RankCount { .. }
         | Error::DeviceListedTwice { .. }
         | Error::NotLocal { .. }

@@ -21,6 +21,23 @@ pub enum SimulatorError {
         /// Origin of the access: ", by warp 3 of rank 0".
         by: String,
     },
+    /// A launch with a tensor in the memory of another rank, or of another machine. Nothing was enqueued.
+    #[error(
+        "simulator (seed {seed}): tensor {tensor} of a launch of rank {rank}, at {address:#x}, is in the \
+         memory of {owner}; give tensors of the rank's own device"
+    )]
+    ForeignTensor {
+        /// The run's seed.
+        seed: u64,
+        /// The rank of the launch.
+        rank: u32,
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// Its address.
+        address: u64,
+        /// The owner: "rank 1", "another group".
+        owner: String,
+    },
     /// An access outside the allocation of its tensor, window or workspace.
     #[error(
         "simulator (seed {seed}): an access at {address:#x} is outside the allocation of {base:#x}, \

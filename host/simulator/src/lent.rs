@@ -7,6 +7,7 @@ use std::{mem, thread};
 
 use crate::error::SimulatorError;
 use crate::memory::Memory;
+use crate::owner::Machine;
 
 /// Memory that handles and the simulating thread use in turns, so that a handle's access needs no message to
 /// that thread.
@@ -17,9 +18,9 @@ pub struct Lent {
 }
 
 impl Lent {
-    pub fn new(ranks: u32) -> Self {
+    pub fn new(ranks: u32, machine: Machine) -> Self {
         Self {
-            memory: Mutex::new(Memory::new(ranks)),
+            memory: Mutex::new(Memory::new(ranks, machine)),
             wanted: AtomicUsize::new(0),
         }
     }

@@ -13,6 +13,7 @@
 //! These are errors:
 //!
 //! - an access outside the allocation that it is for, or a write into the window of a rank of another node
+//! - a launch with a tensor in the memory of another rank, or of another machine of this process
 //! - a launch that goes on waiting after its deadline
 //! - a use of a block's memory whose outcome depends on the order of warps, and a barrier at which not all
 //!   warps of a block arrive
@@ -37,6 +38,7 @@ mod lent;
 mod memory;
 mod network;
 mod options;
+mod owner;
 mod process;
 mod racing;
 mod remote;

@@ -3,8 +3,11 @@
 use std::cell::Cell;
 
 use crate::error::SimulatorError;
+use crate::owner::Machine;
 
-/// A rank's addresses start at `(rank + 1) << RANK_SHIFT`.
+/// A machine's addresses start at its number times `1 << MACHINE_SHIFT`.
+pub const MACHINE_SHIFT: u32 = 48;
+/// A rank's addresses start at `(rank + 1) << RANK_SHIFT` after that.
 pub const RANK_SHIFT: u32 = 40;
 /// Allocations start at multiples of this, with a gap of as much behind each.
 const ALIGN: u64 = 256;
@@ -73,11 +76,13 @@ impl RankMemory {
 
 pub struct Memory {
     ranks: Vec<RankMemory>,
+    machine: Machine,
 }
 
 impl Memory {
-    pub fn new(ranks: u32) -> Self {
+    pub fn new(ranks: u32, machine: Machine) -> Self {
         Self {
+            machine,
             ranks: (0..ranks).map(|_| RankMemory::new()).collect(),
         }
     }
@@ -101,7 +106,7 @@ impl Memory {
             .try_reserve_exact(bytes as usize)
             .map_err(|_| out_of_memory())?;
         content.resize(bytes as usize, PATTERN);
-        let start = ((u64::from(rank) + 1) << RANK_SHIFT) + memory.next;
+        let start = self.machine.base() + ((u64::from(rank) + 1) << RANK_SHIFT) + memory.next;
         memory.next = next;
         memory.live.push(Allocation {
             start,
@@ -212,7 +217,8 @@ impl Memory {
 
 /// The rank in whose memory an address lies.
 pub fn rank_of(address: u64) -> Option<usize> {
-    ((address >> RANK_SHIFT) as usize).checked_sub(1)
+    let of_machine = address & ((1 << MACHINE_SHIFT) - 1);
+    ((of_machine >> RANK_SHIFT) as usize).checked_sub(1)
 }
 
 #[cfg(test)]
@@ -221,7 +227,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut memory = Memory::new(2);
+        let mut memory = Memory::new(2, Machine::next());
         let first = memory.alloc(0, 8).unwrap();
         for bytes in [1 << RANK_SHIFT, u64::MAX - 10, u64::MAX] {
             let refused = Some(SimulatorError::OutOfMemory { rank: 0, bytes });
@@ -242,7 +248,7 @@ mod tests {
 
     #[test]
     fn accesses_outside_are_refused() {
-        let mut memory = Memory::new(2);
+        let mut memory = Memory::new(2, Machine::next());
         let (a, b) = (memory.alloc(1, 100).unwrap(), memory.alloc(1, 8).unwrap());
         memory.write(a + 92, &[1; 8]).unwrap();
         assert!(memory.write(a + 93, &[1; 8]).is_err());

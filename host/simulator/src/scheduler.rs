@@ -23,6 +23,7 @@ use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::Memory;
 use crate::options::Options;
+use crate::owner::Machine;
 use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
 use crate::stacks;
@@ -82,13 +83,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(options: Options, lent: Arc<Lent>) -> Self {
+    pub fn new(options: Options, lent: Arc<Lent>, machine: Machine) -> Self {
         let ranks = options.ranks;
         let shared = Shared {
-            memory: RefCell::new(Memory::new(0)),
+            memory: RefCell::new(Memory::new(0, machine)),
             network: RefCell::default(),
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
+            machine,
             clock: Cell::new(0),
             patience: Cell::new(None),
             versions: vec![Cell::new(1); ranks as usize],

@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside, rank_of};
 use crate::network::Network;
+use crate::owner::Machine;
 use crate::racing::Racing;
 
 /// State shared by the fibres and the scheduler.
@@ -17,6 +18,7 @@ pub struct Shared {
     pub network: RefCell<Network>,
     pub rng: RefCell<ChaCha8Rng>,
     pub seed: u64,
+    pub machine: Machine,
     /// Simulated time in nanoseconds.
     pub clock: Cell<u64>,
     /// The patience that ended when the last deadline passed; `None` if no more launch could come, or a rank
@@ -65,7 +67,7 @@ impl Shared {
             what,
             address,
             bytes,
-            by: format!(", by {by}"),
+            by: format!("{}, by {by}", self.machine.whose(address)),
         });
     }
 

@@ -11,6 +11,7 @@ use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::{Outside, RANK_SHIFT};
 use crate::options::{ASK_AGAIN, Options, is_interrupted};
+use crate::owner::Machine;
 use crate::remote::{Remote, operation};
 use crate::scheduler::World;
 
@@ -20,7 +21,10 @@ use crate::scheduler::World;
 pub struct Simulator {
     commands: Sender<Command>,
     memory: Arc<Lent>,
+    /// Number of ranks.
+    ranks: u32,
     seed: u64,
+    machine: Machine,
     /// [`Options::interrupted`].
     interrupted: Option<fn() -> bool>,
     /// The machine, if it is in another process; the other fields are then without use.
@@ -35,24 +39,30 @@ impl Simulator {
             return Err(SimulatorError::Ranks { ranks });
         }
         let (commands, inbox) = channel();
-        let memory = Arc::new(Lent::new(ranks));
+        let machine = Machine::next();
+        let memory = Arc::new(Lent::new(ranks, machine));
         let simulator = Self {
             commands,
             memory: Arc::clone(&memory),
+            ranks,
             seed: options.seed,
+            machine,
             interrupted: options.interrupted,
             remote: None,
         };
-        std::thread::spawn(move || World::new(options, memory).serve(&inbox));
+        std::thread::spawn(move || World::new(options, memory, machine).serve(&inbox));
         Ok(simulator)
     }
 
     /// A handle of one rank of a machine in another process.
     pub(crate) fn at(remote: Remote) -> Self {
+        let machine = Machine::next();
         Self {
             commands: channel().0,
-            memory: Arc::new(Lent::new(0)),
+            memory: Arc::new(Lent::new(0, machine)),
+            ranks: 0,
             seed: 0,
+            machine,
             interrupted: None,
             remote: Some(Arc::new(remote)),
         }
@@ -119,7 +129,8 @@ impl Simulator {
     }
 
     /// Enqueues a kernel on `rank`'s stream, of as many blocks as the machine's [`Options::warps`] make, but
-    /// at most `max_blocks`.
+    /// at most `max_blocks`. [`SimulatorError::ForeignTensor`] for memory of another rank or machine: nothing is
+    /// enqueued.
     pub fn launch(
         &self,
         rank: u32,
@@ -135,6 +146,7 @@ impl Simulator {
             let launched = remote.ask(operation::LAUNCH, number, &args.bytes());
             return launched.map(drop);
         }
+        (self.machine).require_own(self.seed, [rank, self.ranks], &args)?;
         self.ask(|reply| Command::Launch {
             rank,
             launch: Launch {
@@ -189,7 +201,7 @@ impl Simulator {
             what,
             address,
             bytes,
-            by: String::from(", by the host"),
+            by: format!("{}, by the host", self.machine.whose(address)),
         }
     }
 }

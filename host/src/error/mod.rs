@@ -88,6 +88,14 @@ pub enum Error {
         /// The limit of [`Activation::Clamped`](crate::Activation).
         limit: f32,
     },
+    /// A call that takes a feature of the crate which this build lacks.
+    #[error("{call} needs the feature `{feature}` of the crate ferry-ep, which this build lacks")]
+    NotBuilt {
+        /// The call: "Group::local".
+        call: &'static str,
+        /// The feature: "cuda".
+        feature: &'static str,
+    },
     /// The given PTX does not fit.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

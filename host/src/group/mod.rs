@@ -2,6 +2,7 @@
 
 pub(crate) mod bootstrap;
 pub(crate) mod fabric;
+mod gpus;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod job;
 #[cfg(feature = "cuda")]
@@ -10,7 +11,6 @@ pub(crate) mod local;
 pub(crate) mod node;
 #[cfg(feature = "nvshmem")]
 pub(crate) mod nvshmem;
-#[cfg(feature = "cuda")]
 pub(crate) mod options;
 #[cfg(feature = "simulator")]
 pub(crate) mod simulated;
@@ -29,11 +29,7 @@ use crate::device::Device;
 use crate::device::sharing::gpu_ranks::GpuRanks;
 use crate::device::sharing::queues;
 use crate::error::Error;
-#[cfg(feature = "cuda")]
-use crate::group::bootstrap::Bootstrap;
 use crate::group::fabric::Fabric;
-#[cfg(feature = "cuda")]
-use crate::group::options::GroupOptions;
 #[cfg(feature = "simulator")]
 use crate::group::simulated::SimulatedFabric;
 
@@ -42,8 +38,8 @@ use crate::group::simulated::SimulatedFabric;
 /// There are four kinds. `Group::simulated` needs the feature `simulator`, a default one. `Group::local` (one
 /// process drives several GPUs) and `Group::node` (one process per GPU, all on one node) need the
 /// crate's feature `cuda`, `Group::nvshmem` (one process per GPU, on several nodes) its feature
-/// `nvshmem`; without the feature they do not exist. With `GroupOptions::share_gpus` a GPU may have several
-/// ranks.
+/// `nvshmem`; without the feature they return [`Error::NotBuilt`]. With
+/// [`share_gpus`](crate::GroupOptions::share_gpus) a GPU may have several ranks.
 ///
 /// # After a rank was lost
 ///
@@ -196,74 +192,6 @@ impl Group {
         Self::with_fabric(Box::new(SimulatedFabric::join(
             path, rank, options, timeout,
         )?))
-    }
-
-    /// Group of one rank per GPU, all driven by this process, over peer access. `devices` are CUDA device
-    /// numbers; rank `r` is `devices[r]`. Not collective. Synchronizes the devices.
-    ///
-    /// ```no_run
-    /// use ferry::{Group, GroupOptions};
-    ///
-    /// # fn main() -> Result<(), ferry::Error> {
-    /// let group = Group::local(&[0, 1, 2, 3], &GroupOptions::default())?;
-    /// # group.close()
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
-    /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
-    /// [`Error::Driver`], also for kernels of other devices, [`Error::SharedGpu`], [`Error::Cuda`].
-    #[cfg(feature = "cuda")]
-    pub fn local(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
-        Self::with_fabric(Box::new(local::LocalFabric::new(devices, options)?))
-    }
-
-    /// Group of one process per GPU, all on one node, over peer access. Needs nothing but the driver: the
-    /// processes exchange their windows as CUDA IPC handles, through `bootstrap`, which also numbers the
-    /// ranks. `device` is the number of this process's GPU among those that it sees; it need not
-    /// see the others. Collective. Synchronizes.
-    ///
-    /// Setup is all-or-nothing: a rank that cannot take part returns the reason, and all others return
-    /// [`Error::PeerFailed`] with its number. The wait for a rank that does not come at all ends at the
-    /// bootstrap's deadline. Before this returns, each rank has mapped a small
-    /// window of every other one, so that a machine without CUDA IPC is found here. Processes in
-    /// containers need one IPC namespace and one PID namespace.
-    ///
-    /// # Errors
-    /// [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
-    /// [`Error::GpuShared`], [`Error::SharedGpu`], [`Error::PeerFailed`], [`Error::Bootstrap`],
-    /// [`Error::RankCount`],
-    /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], also
-    /// for kernels of other devices, [`Error::Cuda`].
-    #[cfg(feature = "cuda")]
-    pub fn node(
-        bootstrap: Box<dyn Bootstrap>,
-        device: usize,
-        options: &GroupOptions,
-    ) -> Result<Self, Error> {
-        let open = || node::ipc::Ipc::open(device, options);
-        let fabric = node::fabric::NodeFabric::join(bootstrap, open)?;
-        Self::with_fabric(Box::new(fabric))
-    }
-
-    /// Group of one process per GPU, over NVLink inside a node and NVSHMEM between nodes. `device` is the
-    /// number of this process's GPU. Kernels of yours must be linked with NVSHMEM's device code, as Ferry's
-    /// are. Collective. Synchronizes.
-    ///
-    /// # Errors
-    /// [`Error::Bootstrap`], [`Error::GpuShared`], [`Error::LibraryMissing`] without a CUDA driver or
-    /// NVSHMEM's library, [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`];
-    /// [`Error::Driver`], also for kernels of other devices, and [`Error::Kernels`] for kernels that were
-    /// built without NVSHMEM; [`Error::SharedGpu`] if ranks share a GPU without MPS.
-    #[cfg(feature = "nvshmem")]
-    pub fn nvshmem(
-        bootstrap: Box<dyn Bootstrap>,
-        device: usize,
-        options: &GroupOptions,
-    ) -> Result<Self, Error> {
-        let fabric = nvshmem::NvshmemFabric::new(bootstrap, device, options)?;
-        Self::with_fabric(Box::new(fabric))
     }
 
     /// Group over a fabric of your own, which only the group closes. Not collective.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
 use crate::device::kernels::Kernels;
 
 /// Options of a group of GPUs: its kernels, whether ranks share GPUs, and the path of NVSHMEM's library.
@@ -20,7 +21,8 @@ use crate::device::kernels::Kernels;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// The kernels of this process's devices. All processes must use the same.
+    /// The kernels of this process's devices. All processes must use the same. Needs the feature `cuda`.
+    #[cfg(feature = "cuda")]
     pub kernels: Kernels,
     /// Whether several ranks may be on one GPU: for machines with fewer GPUs than ranks, to develop and to
     /// test. Otherwise a GPU with two ranks is refused ([`Error::DeviceListedTwice`](crate::Error),

@@ -414,3 +414,63 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
     rank.dispatch_wait(STREAM, &t.output).unwrap();
     finish(rank, &t);
 }
+
+/// On GPUs such a tensor may be one that the rank cannot even reach.
+#[test]
+fn the_simulator_refuses_tensors_of_other_ranks_and_groups() {
+    let (mut ranks, mut tensors) = two_ranks(3, config());
+    let (others, foreign) = two_ranks(4, config());
+    let good = tensors[0];
+    let ids = good.input.topk_ids;
+    let refused = |ranks: &mut [Communicator], input: &DispatchInput, owner: &str| {
+        let text = sentence(ranks[0].dispatch(STREAM, input, &good.output));
+        let wanted = format!("is in the memory of {owner}; give tensors of the rank's own device");
+        assert!(
+            text.contains("tensor topk_ids of a launch of rank 0"),
+            "{text}"
+        );
+        assert!(text.ends_with(&wanted), "{text}");
+        assert_eq!(ranks[0].round(), Round::Idle);
+    };
+    for (at, owner) in [
+        (tensors[1].input.topk_ids.at, "rank 1"),
+        (foreign[0].input.topk_ids.at, "another group"),
+    ] {
+        let topk_ids = Tensor {
+            at,
+            dims: [1, TOP_K],
+            ..ids
+        };
+        let x = Tensor {
+            dims: [1, HIDDEN],
+            ..good.input.x
+        };
+        let input = DispatchInput {
+            topk_ids,
+            ..DispatchInput::new(x, ids)
+        };
+        refused(&mut ranks, &input, owner);
+    }
+    let output = foreign[0].output.tokens.unwrap().at;
+    let told = ranks[0]
+        .device()
+        .upload(output, &[0; 2])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        told.contains("in the memory of another group, by the host"),
+        "{told}"
+    );
+    // Nothing was enqueued: the round goes on with the rank's own.
+    tensors[0] = good;
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+    }
+    for (rank, t) in ranks.iter().zip(&tensors) {
+        assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
+        t.answer(rank);
+    }
+    combine_all(&mut ranks, &tensors);
+    close(ranks);
+    close(others);
+}

@@ -106,6 +106,7 @@ mod tests {
     use crate::Options;
     use crate::lent::Lent;
     use crate::memory::Memory;
+    use crate::owner::Machine;
     use crate::shared::Shared;
     use crate::store_buffer::{Polled, StoreBuffer, Write};
 
@@ -115,8 +116,9 @@ mod tests {
     fn world(
         work: impl FnOnce(&Shared, &RefCell<StoreBuffer>, &Yielder<(), ()>) + 'static,
     ) -> World {
-        let mut world = World::new(Options::new(1, 1), Arc::new(Lent::new(1)));
-        world.shared.memory.replace(Memory::new(1));
+        let machine = Machine::next();
+        let mut world = World::new(Options::new(1, 1), Arc::new(Lent::new(1, machine)), machine);
+        world.shared.memory.replace(Memory::new(1, machine));
         let buffer = Rc::new(RefCell::new(StoreBuffer::new(0)));
         let state = (world.shared.clone(), buffer.clone());
         world.running.push(Running {

@@ -1,0 +1,141 @@
+//! The rank and the machine in whose memory an address is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferry_layout::{Arguments, SiluArgs, Table, Tensor};
+
+use crate::args::Args;
+use crate::error::SimulatorError;
+use crate::memory::{MACHINE_SHIFT, rank_of};
+
+/// Machines of this process so far.
+static MACHINES: AtomicU64 = AtomicU64::new(0);
+/// Number of machines after which numbers repeat.
+const MOST_MACHINES: u64 = 1 << 14;
+
+/// The number of a machine, which the addresses of its memory have in their upper bits: a tensor of another
+/// machine is told from one of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Machine(u64);
+
+impl Machine {
+    pub(crate) fn next() -> Self {
+        Self(MACHINES.fetch_add(1, Ordering::Relaxed) % MOST_MACHINES)
+    }
+
+    /// The lowest address of its memory.
+    pub(crate) const fn base(self) -> u64 {
+        self.0 << MACHINE_SHIFT
+    }
+
+    /// Whether an address is of another machine of this process.
+    pub(crate) fn is_of_another(self, address: u64) -> bool {
+        let machine = address >> MACHINE_SHIFT;
+        let exists = machine < MACHINES.load(Ordering::Relaxed).min(MOST_MACHINES);
+        machine != self.0 && exists && rank_of(address).is_some()
+    }
+
+    /// The owner of an address in the words of a message, if it is another machine.
+    pub(crate) fn whose(self, address: u64) -> &'static str {
+        match self.is_of_another(address) {
+            true => ", in the memory of another group",
+            false => "",
+        }
+    }
+
+    /// Refuses a launch of `rank`, of `ranks`, whose tensors are in the memory of others. An address of nobody
+    /// is found when it is used.
+    pub(crate) fn require_own(
+        self,
+        seed: u64,
+        [rank, ranks]: [u32; 2],
+        args: &Args,
+    ) -> Result<(), SimulatorError> {
+        for (tensor, address) in tensors(args) {
+            let owner = rank_of(address).filter(|&owner| owner < ranks as usize);
+            let owner = match owner {
+                _ if self.is_of_another(address) => "another group".to_owned(),
+                Some(owner) if owner != rank as usize && address >> MACHINE_SHIFT == self.0 => {
+                    format!("rank {owner}")
+                }
+                _ => continue,
+            };
+            return Err(SimulatorError::ForeignTensor {
+                seed,
+                rank,
+                tensor,
+                address,
+                owner,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Names and addresses of the user's tensors, 0 of one that there is not.
+fn tensors(args: &Args) -> Vec<(&'static str, u64)> {
+    match args {
+        Args::Dispatch(args) => named(args),
+        Args::Combine(args) => named(args),
+        Args::Counts(_) | Args::GiveUp(_) => Vec::new(),
+        Args::Silu(silu) => {
+            let SiluArgs {
+                input,
+                row_offsets,
+                output,
+                scales,
+                scales_offsets,
+                input_scales,
+                ..
+            } = *silu;
+            vec![
+                ("input", input),
+                ("row_offsets", row_offsets),
+                ("output", output),
+                ("scales", scales),
+                ("offsets of scales", scales_offsets),
+                ("input_scales", input_scales),
+            ]
+        }
+    }
+}
+
+fn named(args: &impl Arguments) -> Vec<(&'static str, u64)> {
+    let tensors = [
+        (Tensor::Input, "x"),
+        (Tensor::Output, "tokens"),
+        (Tensor::Expert, "expert_rows"),
+        (Tensor::Combined, "combined"),
+        (Tensor::Initial, "initial"),
+        (Tensor::SecondInitial, "initial"),
+    ];
+    let tables = [
+        (Table::TopkIds, "topk_ids"),
+        (Table::TopkWeights, "topk_weights"),
+        (Table::InputScale, "input_scale"),
+        (Table::InputScales, "x_scales"),
+        (Table::TokensOnDevice, "tokens_on_device"),
+        (Table::RowOffsets, "row_offsets"),
+        (Table::ExpertIds, "expert_ids"),
+        (Table::SrcInfo, "src_info"),
+        (Table::Scales, "scales"),
+        (Table::ScalesOffsets, "offsets of scales"),
+        (Table::RowScales, "row_scales"),
+        (Table::ReceivedIds, "ids"),
+        (Table::ReceivedWeights, "weights"),
+        (Table::SourceRows, "source_counts"),
+        (Table::ExpertRows, "expert_counts"),
+        (Table::GroupCounts, "expert_counts"),
+        (Table::GroupEnds, "row_ends"),
+        (Table::WeightsOfRows, "weights"),
+        (Table::GroupsOfRows, "m_indices"),
+        (Table::SourceRanges, "source_ranges"),
+        (Table::RowWeights, "row_weights"),
+        (Table::ReturnedWeights, "received_weights"),
+        (Table::CombinedWeights, "weights"),
+        (Table::Routes, "kept_ids"),
+    ];
+    let tensors = tensors.map(|(tensor, name)| (name, args.tensor(tensor)));
+    let tables = tables.map(|(table, name)| (name, args.table(table)));
+    tensors.into_iter().chain(tables).collect()
+}
