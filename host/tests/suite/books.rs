@@ -124,7 +124,7 @@ fn a_rank_in_a_graph_of_others_that_is_dropped_is_leaked() {
             let mut alone = Alone::new();
             let stream = alone.rank.device().stream().unwrap();
             let graph = books.capture(stream, || alone.round(stream).unwrap());
-            alone.rank.synchronize(stream).unwrap();
+            assert_eq!(alone.rank.synchronize(stream).unwrap().fault(), None);
             let before = books.count("books_allocations");
             drop(alone.rank);
             assert_eq!(books.count("books_allocations"), before);
@@ -150,7 +150,7 @@ fn a_rank_in_a_graph_of_others_is_closed_once_that_is_gone() {
             assert_eq!(books.count("books_allocations"), before);
             books.launch(graph, stream);
             let mut rank = refused.communicator.unwrap();
-            rank.synchronize(stream).unwrap();
+            assert_eq!(rank.synchronize(stream).unwrap().fault(), None);
             // SAFETY: the graph is not launched any more.
             unsafe { rank.assume_no_foreign_graphs() };
             rank.close().unwrap();
