@@ -243,9 +243,18 @@ impl Communicator {
         Ok((inner.tokens.load(Ordering::Relaxed), wide_ids))
     }
 
-    fn _synchronize(&self, py: Python<'_>, stream: u64) -> PyResult<Option<Fault>> {
+    /// Waits for everything enqueued on `stream`. With `is_part`, of a call that launched already, it first
+    /// waits for other threads' calls.
+    #[pyo3(signature = (stream, is_part=false))]
+    fn _synchronize(&self, py: Python<'_>, stream: u64, is_part: bool) -> PyResult<Option<Fault>> {
         let stream = handle(stream);
-        let told = self.call(py, |communicator| communicator.synchronize(stream))?;
+        let mut slot = match is_part {
+            true => self.lock_after_others(py)?,
+            false => self.lock()?,
+        };
+        let told = self.with(py, &mut slot, |communicator| {
+            communicator.synchronize(stream)
+        })?;
         Ok(told.fault().map(|fault| Fault(fault.0)))
     }
 
@@ -373,9 +382,34 @@ impl Communicator {
         py: Python<'_>,
         act: impl FnOnce(&mut ferry::Communicator) -> Result<R, ferry::Error> + Send,
     ) -> PyResult<R> {
-        let mut slot = self.lock()?;
+        self.with(py, &mut *self.lock()?, act)
+    }
+
+    /// Makes a call of what was locked.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        slot: &mut Option<ferry::Communicator>,
+        act: impl FnOnce(&mut ferry::Communicator) -> Result<R, ferry::Error> + Send,
+    ) -> PyResult<R> {
         let communicator = slot.as_mut().ok_or_else(|| self.is_closed())?;
         interrupt::detach(py, || act(communicator))?.map_err(errors::from)
+    }
+
+    /// Locks the communicator once no other thread is in one of its calls, each of which ends by the deadline.
+    fn lock_after_others(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<MutexGuard<'_, Option<ferry::Communicator>>> {
+        let slot = &self.inner.get("communicator")?.slot;
+        loop {
+            match slot.try_lock() {
+                Ok(slot) => return Ok(slot),
+                Err(TryLockError::Poisoned(slot)) => return Ok(slot.into_inner()),
+                Err(TryLockError::WouldBlock) => py.detach(|| thread::sleep(SPIN / 20)),
+            }
+            py.check_signals()?;
+        }
     }
 
     /// The error of a use after close.

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _ferry
 from ._ferry import Tensor
-from .errors import ArgumentError
+from .blocks import HOST, Block
+from .errors import ArgumentError, BusyError, FerryError, OrderError
 from .outputs import TENSORS, DispatchOutput, SiluOutput
-from .tensors import Described, allocate, describe, refuse, stream_of
+from .scalars import whole
+from .tensors import Described, Repeated, describe, refuse, stream_of
 
 if TYPE_CHECKING:
     from .rank import Rank
 
-__all__ = ["Answers", "Call", "codes_and_scales"]
+__all__ = ["Answers", "Call", "accepted", "codes_and_scales"]
+
+#: Exceptions of calls that launched nothing, so that their memory is free at once.
+_REFUSALS = (ArgumentError, BusyError, OrderError)
 
 
 class Answers(NamedTuple):
@@ -41,11 +49,70 @@ def codes_and_scales(x: Any) -> tuple[Any, Any]:
     return codes, scales
 
 
+class _Written(NamedTuple):
+    """An array that a call writes, and the address of its copy, 0 if it is none."""
+
+    name: str
+    value: Any
+    wanted: str
+    described: Described
+    nbytes: int
+    copy: int
+
+    def require_same(self) -> None:
+        """Raises if the array has other memory than when the call began."""
+        now = describe(self.name, self.value, self.wanted, written=True)
+        if (now.address, now.shape, now.strides) != (
+            self.described.address,
+            self.described.shape,
+            self.described.strides,
+        ):
+            raise refuse(self.name, "the memory that it had when the call began", "other memory")
+
+
+@contextmanager
+def accepted(calls: Sequence[Call]) -> Iterator[None]:
+    """Surrounds the native call that launches ``calls``, of one rank each: what it launched keeps its memory
+    until a wait of its rank, also if the launch was interrupted.
+    """
+    _require_apart(calls)
+    try:
+        yield
+    except _REFUSALS:
+        raise
+    except BaseException:
+        _keep(calls)
+        raise
+    _keep(calls)
+
+
+def _keep(calls: Sequence[Call]) -> None:
+    for call in calls:
+        if call.copies:
+            call.communicator._pending.append(call)
+
+
+def _require_apart(calls: Sequence[Call]) -> None:
+    """Raises if two arrays that calls write have a byte in common."""
+    # CPU arrays and memory of the simulator have addresses of their own.
+    all_written = sorted(
+        (written.copy > 0, written.described.address, written.nbytes, call.communicator.rank, written.name)
+        for call in calls
+        for written in call.written
+        if written.nbytes > 0
+    )
+    for one, other in itertools.pairwise(all_written):
+        if one[0] == other[0] and one[1] + one[2] > other[1]:
+            *_, other_rank, name = one
+            raise refuse(other[-1], "memory of its own", f"that of {name} (rank {other_rank})")
+
+
 class Call:
     """A call of one rank.
 
     With CPU arrays (simulated groups alone) inputs are copied to the rank's memory before the call; outputs,
-    too, so that what a kernel does not write stays as it is; and back after the wait.
+    too, so that what a kernel does not write stays as it is; and back after the wait. The copies are the
+    call's own: a call that is refused has changed nothing.
     """
 
     def __init__(self, communicator: Rank, stream: Any) -> None:
@@ -53,8 +120,10 @@ class Call:
         self.stream = communicator._stream(stream)
         #: Whether an argument is a CPU array.
         self.copies = False
-        #: CPU arrays that the call fills, and where their contents are.
-        self.filled: list[tuple[int, Described]] = []
+        #: Arrays that the call writes.
+        self.written: list[_Written] = []
+        #: Memory of the copies.
+        self._blocks: list[Block] = []
 
     def take(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is read, of elements ``wanted``."""
@@ -67,17 +136,19 @@ class Call:
     def give(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is written."""
         described = describe(name, value, wanted, written=True)
-        tensor, at = self._place(name, described)
-        if at is not None:
-            self.filled.append((at, described))
+        tensor, copy = self._place(name, described)
+        self.written.append(_Written(name, value, wanted, described, tensor.nbytes, copy))
         return tensor
 
     def outputs(self, out: DispatchOutput) -> _ferry.DispatchOutput:
         """Returns the outputs of a dispatch."""
+        if not isinstance(out, DispatchOutput):
+            raise refuse("out", "a DispatchOutput", type(out).__name__)
+        rows, blocks = whole("out.rows", out.rows), whole("out.scale_blocks", out.scale_blocks)
         tensors = {}
         plan = self.communicator.plan
         wide_ids = out.ids is not None and describe("ids", out.ids, "i32").data_type == "i64"
-        for name, data_type, shape, _, _ in plan._output_layout(out.rows, out.scale_blocks, wide_ids):
+        for name, data_type, shape, _, _ in plan._output_layout(rows, blocks, wide_ids):
             value = getattr(out, name)
             if value is None:
                 raise refuse(name, f"a tensor of {data_type}, shape {shape}", "none")
@@ -89,7 +160,7 @@ class Call:
             if name not in tensors and getattr(out, name) is not None:
                 config = plan.config
                 raise refuse(name, f"none (format {config.format}, receive {config.receive})", "a tensor")
-        return _ferry.DispatchOutput(plan, out.rows, out.scale_blocks, wide_ids, tensors)
+        return _ferry.DispatchOutput(plan, rows, blocks, wide_ids, tensors)
 
     def answers(self, given: Answers) -> _ferry.CombineInput:
         """Returns the inputs of a combine."""
@@ -123,9 +194,9 @@ class Call:
             raise refuse("input", "2 dimensions", f"shape {list(shape)}")
         rows, columns = shape[0], shape[1] // 2
         _, group, layout = _ferry.format_sizes(format)
-        made = self._allocate(like, self.element_of(format), [rows, columns])
+        element = self.element_of(format)
         if group == 0:
-            return SiluOutput(made)
+            return SiluOutput(*self._allocate(like, (element, [rows, columns])))
         if layout is None:
             scales = [columns // group, rows]
         elif layout == "row-major":
@@ -133,7 +204,8 @@ class Call:
         else:
             blocks = self.communicator.plan._capacity(rows)[1]
             scales = [blocks, columns // (4 * group), 32, 4, 4]
-        return SiluOutput(made, self._allocate(like, self.scale_of(format), scales))
+        made = self._allocate(like, (element, [rows, columns]), (self.scale_of(format), scales))
+        return SiluOutput(*made)
 
     def element_of(self, format: str) -> str:
         """Returns the type of a format's elements."""
@@ -155,36 +227,50 @@ class Call:
         if self.copies:
             raise ArgumentError("a prepared call takes memory of the device, and an array is on the CPU")
 
+    def require_same(self) -> None:
+        """Raises if an array that a first half was to fill has other memory by now."""
+        for written in self.written:
+            written.require_same()
+
+    def launch(self, native: Callable[..., None], *arguments: Any) -> None:
+        """Makes the native call."""
+        with accepted([self]):
+            native(self.stream, *arguments)
+
     def finish(self, *, of_round: bool = True) -> None:
         """Waits, and copies what the call filled, if an argument is a CPU array."""
+        communicator = self.communicator
         if of_round:
-            self.communicator._drive()
+            communicator._drive()
         if not self.copies:
             return
-        native = self.communicator._native
-        if of_round:
-            self.communicator._note(native._synchronize(self.stream))
-        else:
-            native._wait(self.stream)
-        for at, described in self.filled:
-            native._download(at, described.address, described.tensor().nbytes)
+        communicator._wait(self.stream, of_round=of_round, is_part=True)
+        failed: list[FerryError] = []
+        for written in self.written:
+            if not written.copy:
+                continue
+            try:
+                written.require_same()
+                communicator._native._download(written.copy, written.described.address, written.nbytes)
+            except FerryError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
-    def _allocate(self, like: Any, data_type: str, shape: list[int]) -> Any:
-        if isinstance(like, Tensor) or hasattr(like, "_ferry_tensor"):
-            return self.communicator.empty(tuple(shape), data_type)
-        return allocate(like, data_type, shape)
+    def _allocate(self, like: Any, *layouts: tuple[str, list[int]]) -> list[Any]:
+        return self.communicator._allocated(Repeated(list(layouts)), like, self.stream)
 
-    def _place(self, name: str, described: Described) -> tuple[Tensor, int | None]:
-        """Returns the tensor on the rank's device, and the address of its copy if it is one."""
+    def _place(self, name: str, described: Described) -> tuple[Tensor, int]:
+        """Returns the tensor on the rank's device, and the address of its copy, 0 if it is none."""
         communicator = self.communicator
         if described.device in ("rank", communicator.device):
             self._record(described.owner)
-            return described.tensor(), None
+            return described.tensor(), 0
         if described.device != "cpu" or not communicator._copies:
             wanted = "the CPU" if communicator._copies else communicator.device
             raise refuse(name, f"memory of {wanted}", f"memory of {described.device}")
         self.copies = True
-        return self._copy(name, described)
+        return self._copy(described)
 
     def _record(self, owner: Any) -> None:
         """Tells torch that a tensor of it is used on another stream than its current one."""
@@ -195,14 +281,11 @@ class Call:
             return
         owner.record_stream(stream_of(self.stream, owner.device))
 
-    def _copy(self, name: str, described: Described) -> tuple[Tensor, int]:
-        """Copies a CPU array to memory that serves every call for this argument."""
+    def _copy(self, described: Described) -> tuple[Tensor, int]:
+        """Copies a CPU array to memory of this call."""
         communicator = self.communicator
         nbytes = described.tensor().nbytes
-        staged = communicator._staged.get(name)
-        if staged is None or staged.nbytes < nbytes:
-            staged = communicator.empty((max(nbytes, 1),), "u8")
-            communicator._staged[name] = staged
-        at = staged.address
-        communicator._native._upload(at, described.address, nbytes)
-        return described.tensor(at), at
+        block = communicator._blocks.lend(nbytes, HOST)
+        self._blocks.append(block)
+        communicator._native._upload(block.address, described.address, nbytes)
+        return described.tensor(block.address), block.address

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from . import direct
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Answers, Call
+from .errors import ArgumentError
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
+from .scalars import flag, number, text, whole
+from .tensors import refuse
 
 __all__ = ["Communicator"]
 
@@ -76,10 +80,10 @@ class Communicator(Rank):
             if made is not None:
                 return made
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
-        out = self._outputs(x, capacity, given.wide_ids) if out is None else out
+        out = self._received(x, capacity, given.wide_ids, call.stream) if out is None else out
         output = call.outputs(out)
         call.require_peers(sent=1)
-        self._native._dispatch(call.stream, given, output)
+        call.launch(self._native._dispatch, given, output)
         call.finish()
         return out
 
@@ -101,7 +105,7 @@ class Communicator(Rank):
             if direct.dispatch_async(self, x, topk_ids, topk_weights):
                 return
         call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
-        self._native._dispatch_async(call.stream, given)
+        call.launch(self._native._dispatch_async, given)
         self._drive()
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
@@ -124,7 +128,7 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.OrderError` if no counts were asked for, and :class:`ferry_ep.FaultError` once
         the rank has given up, so that a loop around it ends.
         """
-        counts = self._native._received(wait)
+        counts = self._native._received(flag("wait", wait))
         return None if counts is None else ReceivedCounts(*counts)
 
     def dispatch_wait(
@@ -139,13 +143,14 @@ class Communicator(Rank):
 
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
-        out = self._outputs(like, capacity, self._native._last()[1]) if out is None else out
+        if out is None:
+            out = self._received(like, capacity, self._native._last()[1], self._stream(stream))
         if stream is None and direct.dispatch_wait(self, out) is not None:
             return out
         call = Call(self, stream)
         output = call.outputs(out)
         call.require_peers()
-        self._native._dispatch_wait(call.stream, output)
+        call.launch(self._native._dispatch_wait, output)
         call.finish()
         return out
 
@@ -205,10 +210,10 @@ class Communicator(Rank):
             if made is not None:
                 return made
         call = Call(self, stream)
-        out, weights = self._result(answers, out, weights, data_type)
+        out, weights = self._result(answers, out, weights, data_type, call.stream)
         given, output = call.answers(answers), call.sums(out, weights)
         call.require_peers(returned=1)
-        self._native._combine(call.stream, given, output)
+        call.launch(self._native._combine, given, output)
         call.finish()
         return out if weights is None else (out, weights)
 
@@ -249,20 +254,22 @@ class Communicator(Rank):
             if made is not None:
                 return made
         call = Call(self, stream)
-        out, weights = self._result(answers, out, weights, data_type)
+        out, weights = self._result(answers, out, weights, data_type, call.stream)
         given, output = call.answers(answers), call.sums(out, weights)
-        self._native._combine_async(call.stream, given, output)
+        call.launch(self._native._combine_async, given, output)
         self._drive()
         self._open = call
         return out if weights is None else (out, weights)
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
-        call = self._open or Call(self, stream)
-        call.stream = self._stream(stream)
+        call, now = self._open or Call(self, 0), self._stream(stream)
+        call.require_same()
         call.require_peers()
-        self._native._combine_wait(call.stream)
-        self._open = None
+        self._native._combine_wait(now)
+        if self._open is call:
+            self._open = None
+        call.stream = now
         call.finish()
 
     def give_up(self, *, stream: Any = None) -> None:
@@ -358,20 +365,33 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.TensorError` and :class:`ferry_ep.ArgumentError`.
         """
         call = Call(self, stream)
-        out = call.silu_output(gates_and_ups, format) if out is None else out
+        out = call.silu_output(gates_and_ups, text("format", format)) if out is None else out
+        if not isinstance(out, SiluOutput):
+            raise refuse("out", "a SiluOutput", type(out).__name__)
         tiled = format.endswith(":tiled")
-        self._native._silu(
-            call.stream,
+        call.launch(
+            partial(
+                self._native._silu,
+                format=text("format", format),
+                scales=None if out.scales is None else call.give("scales", out.scales, call.scale_of(format)),
+                scale_offsets=call.maybe("scale_offsets", scale_offsets if tiled else None, "u32"),
+                input_scales=call.maybe("input_scales", input_scales, "f32"),
+                interleaved=flag("interleaved", interleaved),
+                clamp=_clamp(clamp),
+                max_sms=None if max_sms is None else whole("max_sms", max_sms, least=1, most=2**32 - 1),
+            ),
             call.take("input", gates_and_ups, "bf16"),
             call.take("row_offsets", row_offsets, "u32"),
             call.give("output", out.rows, call.element_of(format)),
-            format=format,
-            scales=None if out.scales is None else call.give("scales", out.scales, call.scale_of(format)),
-            scale_offsets=call.maybe("scale_offsets", scale_offsets if tiled else None, "u32"),
-            input_scales=call.maybe("input_scales", input_scales, "f32"),
-            interleaved=interleaved,
-            clamp=clamp,
-            max_sms=max_sms,
         )
         call.finish(of_round=False)
         return out
+
+
+def _clamp(given: Any) -> tuple[float, float] | None:
+    """Returns alpha and limit of a clamped variant."""
+    if given is None:
+        return None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ArgumentError(f"clamp is {given!r}, but it is a pair, (alpha, limit)")
+    return number("clamp", given[0]), number("clamp", given[1])

@@ -28,7 +28,7 @@ def dispatch(
     if reader is None:
         return None
     if out is None:
-        out = rank._outputs(tokens, capacity, topk_ids.dtype == sys.modules["torch"].int64)
+        out = rank._received(tokens, capacity, topk_ids.dtype == sys.modules["torch"].int64, 0)
     tensors = _tensors(rank, out)
     if tensors is None:
         return None
@@ -66,7 +66,7 @@ def combine(rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str
     reader = reader_of((rows, topk_weights, first, second, received, out, weights))
     if reader is None or (isinstance(initial, (tuple, list)) and len(initial) > 2):
         return None
-    out, weights = rank._result(answers, out, weights, data_type)
+    out, weights = rank._result(answers, out, weights, data_type, 0)
     given = (rows, topk_weights, received, first, second)
     rank._native._combine_tensors(reader, given, (out, weights), is_half)
     return out if weights is None else (out, weights)
@@ -85,6 +85,8 @@ def _tensors(rank: Rank, out: DispatchOutput) -> list[Any] | None:
     """Returns the tensors of outputs in the order of the plan's, unless there are others, too few, or of
     other sizes than the outputs say.
     """
+    if not isinstance(out, DispatchOutput):
+        return None
     take, has = rank._fields()
     tensors = take(out)
     if reader_of(tensors, has) is None:

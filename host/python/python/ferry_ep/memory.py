@@ -6,10 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ._ferry import Tensor, dlpack
-from .errors import ClosedError, OrderError
+from .blocks import Block
+from .errors import ClosedError, ForkError, OrderError
 from .tensors import _NUMPY, _dense, describe, refuse
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .rank import Rank
 
 __all__ = ["DeviceArray", "View", "ViewArray"]
@@ -21,12 +24,17 @@ _TYPESTRS = {"uint16": "<u2", "uint8": "|u1", "float16": "<f2", "float32": "<f4"
 _TYPESTRS |= {"int64": "<i8", "uint32": "<u4"}
 #: Code and bits of dlpack.h. FP8 and 4-bit elements are plain bytes, as not every library has them.
 _ELEMENTS = {"bf16": (4, 16), "f16": (2, 16), "f32": (2, 32), "i32": (0, 32), "i64": (0, 64), "u32": (1, 32)}
+#: Plain bits for elements that libraries have no name for.
+_PLAIN = {"bf16": "u16", "e4m3": "u8", "e8m0": "u8"}
 #: kDLCUDA of dlpack.h.
 _ON_CUDA = 2
 
 
 class _Memory:
     """An array in memory of a rank's device, which the library owns."""
+
+    #: Whether calls may write it.
+    _is_writable = True
 
     def __init__(
         self, communicator: Rank, address: int, data_type: str, shape: tuple[int, ...], strides: Any = None
@@ -55,9 +63,20 @@ class _Memory:
     def _is_live(self) -> bool:
         try:
             self._require()
-        except (ClosedError, OrderError):
+        except (ClosedError, OrderError, ForkError):
             return False
         return True
+
+    def __copy__(self) -> Self:
+        """Returns this very array: copies of a handle are the handle."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Returns this very array: copies of a handle are the handle."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} is memory of this process: pickle what numpy() returns")
 
     def numpy(self) -> Any:
         """Returns a copy as a NumPy array; two 4-bit elements are a byte. Synchronizes with the device alone:
@@ -137,28 +156,40 @@ class DeviceArray(_Memory):
     communicator alive, and raises :class:`ferry_ep.ClosedError` once that was closed. On a GPU,
     ``torch.from_dlpack`` takes it (FP8 as plain bytes), and ``torch.as_tensor`` and others read its
     ``__cuda_array_interface__``, as plain bits for BF16 and FP8.
+
+    Calls without ``out`` return arrays whose memory is used again once nobody has them any more, by later
+    calls on the same stream: keep such an array for as long as work on another stream uses it.
     """
 
-    def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
-        """Allocates ``shape`` elements. Synchronizes."""
+    def __init__(
+        self, communicator: Rank, data_type: str, shape: tuple[int, ...], *, stream: int | None = None
+    ) -> None:
+        """Allocates ``shape`` elements; with ``stream``, for work of that stream alone. Synchronizes."""
         bits = _BITS[data_type]
         self.nbytes = -(-math.prod(shape) * bits // 8)
-        address = communicator._native._alloc(max(self.nbytes, 1))
+        self._blocks = communicator._blocks
+        self._block: Block | None = None
+        if stream is None:
+            address = self._blocks.allocate(self.nbytes)
+        else:
+            self._block = self._blocks.lend(self.nbytes, stream)
+            address = self._block.address
         super().__init__(communicator, address, data_type, shape)
-        self._ended = False
 
     def copy_from(self, array: Any) -> None:
         """Copies a CPU array of the same shape and type into it. Synchronizes."""
         self._require()
         given = describe("array", array, self.data_type)
         tensor = given.tensor()
-        if given.device != "cpu" or given.shape != self.shape or tensor.nbytes != self.nbytes:
+        is_type = given.data_type in (self.data_type, _PLAIN.get(self.data_type))
+        is_dense = given.shape == self.shape and tensor.nbytes == self.nbytes
+        if given.device != "cpu" or not is_type or not is_dense:
             wanted = f"a CPU array of {self.data_type} without gaps, shape {list(self.shape)}"
             raise refuse("array", wanted, f"{given.data_type} {list(given.shape)} on {given.device}")
         self._communicator._native._upload(self._address, given.address, self.nbytes)
 
     def _require(self) -> None:
-        if self._ended:
+        if self._blocks.ended:
             rank = self._communicator.rank
             raise ClosedError(f"the array's memory has ended: rank {rank}'s communicator was closed")
 
@@ -173,6 +204,8 @@ class ViewArray(_Memory):
     plain bytes: ``torch.from_dlpack(view.tokens).view(torch.float8_e4m3fn)``), and others read its
     ``__cuda_array_interface__``, as plain bits for BF16, too.
     """
+
+    _is_writable = False
 
     def __init__(
         self, view: View, address: int, data_type: str, shape: list[int], strides: list[int]
@@ -229,6 +262,14 @@ class View:
     def row_stride(self) -> int:
         """Bytes from one row to the next."""
         return self._communicator.plan.view_row_stride
+
+    def __copy__(self) -> View:
+        """Returns this very view: copies of a handle are the handle."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> View:
+        """Returns this very view: copies of a handle are the handle."""
+        return self
 
     def __repr__(self) -> str:
         return f"<ferry_ep.View of rank {self._communicator.rank}: {self.tokens!r}>"

@@ -6,17 +6,19 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
+from .blocks import Blocks
 from .calls import Answers, Call, codes_and_scales
-from .errors import ArgumentError, FaultError, FerryError, PoisonedError, ThreadError
-from .memory import DeviceArray, View, _Memory
+from .errors import ArgumentError, FaultError, FerryError, ForkError, PoisonedError, ThreadError
+from .memory import DeviceArray, View
 from .outputs import TENSORS, DispatchOutput
-from .tensors import Repeated, allocate, element
+from .scalars import shape_of, whole
+from .tensors import Repeated, element, is_allocated_here
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,6 +76,7 @@ class Rank:
         Raises :class:`ferry_ep.ArgumentError` if this process has several ranks: use
         :class:`ferry_ep.Communicators`.
         """
+        _require_handles(group, plan)
         local = group.local_ranks
         if len(local) != 1:
             raise ArgumentError(
@@ -84,6 +87,7 @@ class Rank:
     @classmethod
     def _all(cls, group: Group, plan: Plan) -> list[Self]:
         """Makes the communicators of all ranks of this process."""
+        _require_handles(group, plan)
         peers: list[weakref.ref[Rank]] = []
         made = []
         for native in _ferry.Communicator._create(group, plan):
@@ -103,10 +107,10 @@ class Rank:
         self._driver: Callable[[], _Thread | None] = _nobody
         #: Input faults that a call found while it waited.
         self._faults: list[Fault] = []
-        #: Device memory for copies of CPU arrays, by argument.
-        self._staged: dict[str, DeviceArray] = {}
         #: All device memory.
-        self._arrays: list[DeviceArray] = []
+        self._blocks = Blocks(native)
+        #: Calls whose copies of CPU arrays are in use until the next wait.
+        self._pending: list[Call] = []
         #: The combine whose wait comes next.
         self._open: Call | None = None
         #: Names of a dispatch's outputs, once they were asked for.
@@ -177,13 +181,17 @@ class Rank:
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
+        return self._outputs(like, capacity, id_type, None)
+
+    def _outputs(self, like: Any, capacity: int | str, id_type: str, stream: int | None) -> DispatchOutput:
+        """Makes :meth:`outputs`; with ``stream`` for a call there, if memory is the library's."""
         asked, made = (type(capacity), capacity, id_type), self._made
         if made is None or made.asked != asked:
             layouts = self.plan.output_layout(capacity, id_type=id_type)
             arrays = Repeated([(of.data_type, of.shape) for of in layouts])
             names = [of.name for of in layouts]
             made = self._made = _Made(asked, *self.plan._capacity(capacity), names, arrays)
-        named = dict(zip(made.names, self._allocated(made.arrays, like), strict=True))
+        named = dict(zip(made.names, self._allocated(made.arrays, like, stream), strict=True))
         return DispatchOutput(**named, rows=made.rows, scale_blocks=made.blocks)
 
     def view(self) -> View:
@@ -202,10 +210,8 @@ class Rank:
         ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
         """
         config, data_type = self.plan.config, element(data_type)
-        shape = [config.max_tokens_per_rank if tokens is None else tokens, config.hidden]
-        if like is None:
-            return self.empty(tuple(shape), data_type)
-        return allocate(like, data_type, shape)
+        rows = config.max_tokens_per_rank if tokens is None else whole("tokens", tokens)
+        return self._allocated(Repeated([(data_type, [rows, config.hidden])]), like)[0]
 
     def empty(self, shape: tuple[int, ...], data_type: str) -> DeviceArray:
         """Allocates memory of this rank's device, not cleared, which lives until :meth:`close`. Synchronizes.
@@ -214,13 +220,11 @@ class Rank:
         ``"e8m0"``, ``"e2m1"`` or ``"u8"``, or a name or ``dtype`` of these in NumPy or torch. Raises
         :class:`ferry_ep.ArgumentError` for others.
         """
-        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-        if not all(isinstance(size, SupportsIndex) and operator.index(size) >= 0 for size in sizes):
-            raise ArgumentError(f"shape is {shape!r}, but its sizes are whole numbers of at least 0")
         name = "u8" if data_type == "u8" else element(data_type)
-        array = DeviceArray(self, name, tuple(operator.index(size) for size in sizes))
-        self._arrays.append(array)
-        return array
+        sizes = shape_of(shape)
+        if name == "e2m1" and (not sizes or sizes[-1] % 2):
+            raise ArgumentError(f"shape is {shape!r}, but two elements of e2m1 are a byte: the last is even")
+        return DeviceArray(self, name, sizes)
 
     # Waits, faults and the end
 
@@ -235,7 +239,7 @@ class Rank:
         if self._copies and self._native.round in ("idle", "dispatched"):
             call.copies = True
             call.require_peers()
-        self._note(self._native._synchronize(call.stream))
+        self._wait(call.stream)
         return self._faults.pop(0) if self._faults else None
 
     def check(self) -> Fault | None:
@@ -286,11 +290,8 @@ class Rank:
 
     def _end(self) -> None:
         """Frees the device memory of a communicator that was closed."""
-        self._staged.clear()
-        arrays, self._arrays = self._arrays, []
-        for array in arrays:
-            array._ended = True
-            self._native._free(array._address)
+        self._pending.clear()
+        self._blocks.end()
 
     def __enter__(self) -> Self:
         return self
@@ -307,11 +308,24 @@ class Rank:
         else:
             self._leave()
 
+    def __copy__(self) -> Self:
+        """Returns this very communicator: copies of a handle are the handle."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Returns this very communicator: copies of a handle are the handle."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a communicator belongs to its process, and cannot be pickled")
+
     def __repr__(self) -> str:
-        if self._native.closed:
-            return f"<ferry_ep.Communicator rank {self.rank}, closed>"
         try:
+            if self._native.closed:
+                return f"<ferry_ep.Communicator rank {self.rank}, closed>"
             state = self.round
+        except ForkError:
+            state = "of another process"
         except FerryError:
             state = "in a call of another thread"
         return f"<ferry_ep.Communicator rank {self.rank} of {self.plan.ranks} on {self.device}, {state}>"
@@ -334,12 +348,12 @@ class Rank:
         )
         return call, given
 
-    def _outputs(self, like: Any, capacity: int | str, wide_ids: bool) -> DispatchOutput:
-        """Allocates outputs whose ids have the type of the call's."""
+    def _received(self, like: Any, capacity: int | str, wide_ids: bool, stream: int) -> DispatchOutput:
+        """Allocates outputs for a call on ``stream``, whose ids have the type of those sent."""
         like, _ = codes_and_scales(like)
-        return self.outputs(like, capacity, id_type="i64" if wide_ids else "i32")
+        return self._outputs(like, capacity, "i64" if wide_ids else "i32", stream)
 
-    def _result(self, given: Answers, out: Any, weights: Any, data_type: str) -> tuple[Any, Any]:
+    def _result(self, given: Answers, out: Any, weights: Any, data_type: str, stream: int) -> tuple[Any, Any]:
         """Returns ``out`` and ``weights``, or allocates them for the tokens of the open round."""
         data_type = element(data_type)
         has_weights = weights is None and given.received_weights is not None
@@ -353,19 +367,39 @@ class Rank:
             weights_of = Repeated([("f32", [tokens, config.top_k])])
             made = self._results = _Results(asked, Repeated([(data_type, shape)]), weights_of)
         like = given.expert_rows
-        if isinstance(like, (_Memory, _ferry.Tensor)):
-            like = None
         if has_weights:
-            weights = self._allocated(made.weights, like)[0]
+            weights = self._allocated(made.weights, like, stream)[0]
         if out is None:
-            out = self._allocated(made.sums, like)[0]
+            out = self._allocated(made.sums, like, stream)[0]
         return out, weights
 
-    def _allocated(self, arrays: Repeated, like: Any) -> list[Any]:
-        """Allocates arrays like ``like``; ``None`` for :class:`ferry_ep.DeviceArray`."""
-        if like is None:
-            return [self.empty(tuple(shape), data_type) for data_type, shape in arrays.layouts]
-        return arrays.allocate(like)
+    def _allocated(self, arrays: Repeated, like: Any, stream: int | None = None) -> list[Any]:
+        """Allocates arrays in the library of ``like``: its own, or for ``None`` and those that have no arrays
+        to write here, :class:`ferry_ep.DeviceArray`; these, with ``stream``, for a call there.
+        """
+        if is_allocated_here(like, self._copies):
+            return arrays.allocate(like)
+        # A graph uses its memory again.
+        if stream is not None and self._native._capture(stream) is not None:
+            stream = None
+        return [
+            DeviceArray(self, data_type, tuple(shape), stream=stream) for data_type, shape in arrays.layouts
+        ]
+
+    def _wait(self, stream: int, *, of_round: bool = True, is_part: bool = False) -> None:
+        """Waits for everything enqueued on ``stream``. Copies of earlier calls are then free. ``is_part``: of a
+        call that launched already, and so may not be refused any more.
+        """
+        # Those of calls that other threads make meanwhile stay: each is noted after its launch.
+        pending, self._pending = self._pending, []
+        try:
+            if of_round:
+                self._note(self._native._synchronize(stream, is_part))
+            else:
+                self._native._wait(stream)
+        except BaseException:
+            self._pending += pending
+            raise
 
     def _stream(self, stream: Any) -> int:
         """Returns the handle of a stream."""
@@ -375,11 +409,11 @@ class Rank:
                 return 0
             return int(torch._C._cuda_getCurrentRawStream(self._stream_index))
         if isinstance(stream, int):
-            return stream
+            return whole("stream", stream)
         for name in ("cuda_stream", "ptr", "handle"):
             handle = getattr(stream, name, None)
             if handle is not None:
-                return int(handle)
+                return whole(f"stream.{name}", handle)
         raise ArgumentError(f"stream is {stream!r}, but it is a stream of torch or CuPy, or a handle")
 
     def _output_names(self) -> list[str]:
@@ -435,3 +469,10 @@ class Rank:
             if driver is thread:
                 text += f"; if another thread drives rank {peer.rank} now, call its release_thread() first"
             raise ThreadError(text)
+
+
+def _require_handles(group: Any, plan: Any) -> None:
+    """Raises unless these are a group and a plan."""
+    for name, given, wanted in (("group", group, Group), ("plan", plan, Plan)):
+        if not isinstance(given, wanted):
+            raise ArgumentError(f"{name} is {given!r}, but it is a ferry_ep.{wanted.__name__}")

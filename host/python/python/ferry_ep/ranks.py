@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
-from .calls import Answers, Call
+from .calls import Answers, Call, accepted
 from .communicator import Communicator
 from .errors import ArgumentError, FerryError
 from .outputs import DispatchOutput
@@ -65,11 +65,14 @@ class Communicators(Sequence[Communicator]):
         """Makes :meth:`ferry_ep.Communicator.dispatch` on all ranks. Returns the outputs of each."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
         if out is None:
-            like = zip(self, self._each("x", x), inputs, strict=True)
-            out = [rank._outputs(of, capacity, given.wide_ids) for rank, of, given in like]
+            like = zip(self, self._each("x", x), inputs, calls, strict=True)
+            out = [
+                rank._received(of, capacity, given.wide_ids, call.stream) for rank, of, given, call in like
+            ]
         outs: list[DispatchOutput] = self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
-        _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
+        with accepted(calls):
+            _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
         _finish(calls)
         return outs
 
@@ -85,7 +88,8 @@ class Communicators(Sequence[Communicator]):
     ) -> None:
         """Makes :meth:`ferry_ep.Communicator.dispatch_async` on all ranks."""
         calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
-        _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
+        with accepted(calls):
+            _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
         for rank in self:
             rank._drive()
 
@@ -102,11 +106,16 @@ class Communicators(Sequence[Communicator]):
         streams: Each | None = None,
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch_wait` on all ranks. Returns the outputs of each."""
+        calls = self._calls(streams)
         if out is None:
-            out = [rank._outputs(like, capacity, rank._native._last()[1]) for rank in self]
-        calls, outs = self._calls(streams), self._each("out", out)
+            each = zip(self, calls, strict=True)
+            out = [
+                rank._received(like, capacity, rank._native._last()[1], call.stream) for rank, call in each
+            ]
+        outs = self._each("out", out)
         outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
-        _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
+        with accepted(calls):
+            _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
         _finish(calls)
         return outs
 
@@ -140,7 +149,8 @@ class Communicators(Sequence[Communicator]):
             received_weights,
         )
         calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
-        _ferry.combine_all(self._natives(), _streams(calls), inputs, outputs)
+        with accepted(calls):
+            _ferry.combine_all(self._natives(), _streams(calls), inputs, outputs)
         _finish(calls)
         return results
 
@@ -174,7 +184,8 @@ class Communicators(Sequence[Communicator]):
             received_weights,
         )
         calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
-        _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
+        with accepted(calls):
+            _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
             rank._drive()
             rank._open = call
@@ -183,12 +194,14 @@ class Communicators(Sequence[Communicator]):
     def combine_wait(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.combine_wait` on all ranks."""
         fresh = self._calls(streams)
+        calls = [rank._open or now for rank, now in zip(self, fresh, strict=True)]
+        for call in calls:
+            call.require_same()
         _ferry.combine_wait_all(self._natives(), _streams(fresh))
-        calls = []
-        for rank, now in zip(self, fresh, strict=True):
-            call, rank._open = rank._open or now, None
+        for rank, call, now in zip(self, calls, fresh, strict=True):
+            if rank._open is call:
+                rank._open = None
             call.stream = now.stream
-            calls.append(call)
         _finish(calls)
 
     def give_up(self, *, streams: Each | None = None) -> None:
@@ -302,8 +315,11 @@ class Communicators(Sequence[Communicator]):
         calls = self._calls(streams)
         each = [self._each(name, given) for name, given in zip(Answers._fields, answers, strict=True)]
         given = [Answers(*of_rank) for of_rank in zip(*each, strict=True)]
-        each_out = zip(self, given, self._each("out", out), self._each("weights", weights), strict=True)
-        outs = [rank._result(of, into, returned, data_type) for rank, of, into, returned in each_out]
+        each_out = zip(calls, given, self._each("out", out), self._each("weights", weights), strict=True)
+        outs = [
+            call.communicator._result(of, into, returned, data_type, call.stream)
+            for call, of, into, returned in each_out
+        ]
         inputs = [call.answers(of) for call, of in zip(calls, given, strict=True)]
         outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
         results = [of if returned is None else (of, returned) for of, returned in outs]

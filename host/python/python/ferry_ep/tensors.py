@@ -5,13 +5,12 @@ No library is imported unless an array of it is given.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import struct
 import sys
 from typing import Any, NamedTuple
 
 from ._ferry import Reader, Tensor
+from .capsules import of_capsule
 from .errors import ArgumentError, TensorError
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "allocate",
     "describe",
     "element",
+    "is_allocated_here",
     "reader_of",
     "reader_of_torch",
     "refuse",
@@ -104,44 +104,48 @@ def element(data_type: Any) -> str:
 def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> Described:
     """Describes the argument ``name``, whose elements are to be ``wanted``.
 
-    Raises :class:`TensorError` for an object that is no array, and for elements without a name here; shapes
-    and all else is checked by the call.
+    Raises :class:`TensorError` for an object that is no array, for elements without a name here, for an array
+    that has less memory than its shape says, and with ``written`` for one that is read-only; shapes and all
+    else is checked by the call.
     """
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if isinstance(value, Tensor):
-        found = Described(
-            value.address, value.data_type, tuple(value.shape), tuple(value.strides), "rank", value
-        )
-    elif torch is not None and isinstance(value, torch.Tensor):
-        found = _of_torch(name, value, wanted)
-        if not written and value.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"tensor {name} requires a gradient, and this call has no backward pass: make it under "
-                f"torch.no_grad(), or pass {name}.detach()"
-            )
-    elif numpy is not None and isinstance(value, numpy.ndarray):
-        if written and not value.flags.writeable:
-            raise refuse(name, "memory that can be written", "a read-only array")
-        found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
-    elif hasattr(value, "_ferry_tensor"):
-        found = describe(name, value._ferry_tensor(), wanted)
-    elif hasattr(value, "__cuda_array_interface__"):
-        interface = value.__cuda_array_interface__
-        kind = _type_of_typestr(str(interface["typestr"]))
-        kind = str(getattr(getattr(value, "dtype", None), "name", kind))
-        device = getattr(getattr(value, "device", None), "id", 0)
-        found = _of_interface(name, value, interface, kind, wanted, f"cuda:{device}")
-    elif hasattr(value, "__dlpack__"):
-        found = _of_dlpack(name, value, wanted)
-    else:
-        raise refuse(name, f"a tensor of {wanted}", f"{type(value).__name__}")
-    found = _as(found, wanted)
+    found = _as(_found(name, value, wanted, written), wanted)
+    if found.address == 0 and 0 not in found.shape:
+        raise refuse(name, "memory", "none: its address is 0")
     given = found.data_type
     if wanted == "i32" and given == "u32":
         raise refuse(name, "elements of i32 or i64" if name == "topk_ids" else "elements of i32", given)
     if wanted == "bf16" and given not in ("bf16", "u16") and not written:
         raise refuse(name, _elements(value, wanted), given)
     return found
+
+
+def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
+    """Describes an array in the words of its library."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if isinstance(value, Tensor):
+        return Described(
+            value.address, value.data_type, tuple(value.shape), tuple(value.strides), "rank", value
+        )
+    if torch is not None and isinstance(value, torch.Tensor):
+        found = _of_torch(name, value, wanted)
+        if not written and value.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"tensor {name} requires a gradient, and this call has no backward pass: make it under "
+                f"torch.no_grad(), or pass {name}.detach()"
+            )
+        return found
+    is_numpy = numpy is not None and isinstance(value, numpy.ndarray)
+    if written and not _is_writable(value, is_numpy):
+        raise refuse(name, "memory that can be written", f"a read-only {type(value).__name__}")
+    if is_numpy:
+        return _of_numpy(name, value, wanted)
+    if hasattr(value, "_ferry_tensor"):
+        return _found(name, value._ferry_tensor(), wanted, written)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _of_cuda_interface(name, value, wanted)
+    if hasattr(value, "__dlpack__"):
+        return _of_dlpack(name, value, wanted, written)
+    raise refuse(name, f"a tensor of {wanted}", f"{type(value).__name__}")
 
 
 def reader_of_torch() -> Reader | None:
@@ -172,6 +176,24 @@ def stream_of(handle: int, device: Any) -> Any:
     cuda = sys.modules["torch"].cuda
     # Some versions of torch take 0, the default stream, for no handle, and make a stream of their own.
     return cuda.ExternalStream(handle, device=device) if handle else cuda.default_stream(device)
+
+
+def is_allocated_here(like: Any, is_simulated: bool) -> bool:
+    """Whether :func:`allocate` makes arrays that a rank's calls can write. Raises :class:`TensorError` for an
+    object that is no array.
+
+    Other libraries have no arrays to write (JAX), or are not known: NumPy stands for them in the simulator.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return True
+    if like is None or isinstance(like, Tensor) or hasattr(like, "_ferry_tensor"):
+        return False
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return True
+    if not hasattr(like, "__cuda_array_interface__") and not hasattr(like, "__dlpack__"):
+        raise refuse("like", "an array", type(like).__name__)
+    return is_simulated or type(like).__module__.partition(".")[0] == "cupy"
 
 
 def allocate(like: Any, data_type: str, shape: list[int]) -> Any:
@@ -260,12 +282,72 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
             name, "plain values: call resolve_neg() and resolve_conj()", "a negated or conjugate view"
         )
     place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-    found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
-    if data_type != "e2m1":
-        return found
-    # torch counts pairs.
-    pairs = found._replace(data_type="u8")
-    return _as(pairs, "e2m1")
+    try:
+        # Fake tensors and those of transforms have no memory, and say so here.
+        address, storage = value.data_ptr(), int(value.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError) as error:
+        raise refuse(name, "a tensor with memory", f"a {type(value).__name__}: {error}") from None
+    found = Described(address, data_type, tuple(value.shape), value.stride(), place, value)
+    if data_type == "e2m1":
+        # torch counts pairs.
+        found = _as(found._replace(data_type="u8"), "e2m1")
+    last = value.storage_offset() * value.element_size() + found.tensor().nbytes
+    if last > storage and 0 not in found.shape:
+        raise refuse(
+            name,
+            f"a storage of {last} bytes, for shape {list(value.shape)}",
+            f"one of {storage} bytes: it was freed or shrunk",
+        )
+    return found
+
+
+def _is_writable(value: Any, is_numpy: bool) -> bool:
+    """Whether calls may write an array of any library but torch; DLPack alone says so later."""
+    if is_numpy:
+        return bool(value.flags.writeable)
+    if hasattr(value, "_ferry_tensor"):
+        return bool(value._is_writable)
+    if hasattr(value, "__cuda_array_interface__"):
+        return not value.__cuda_array_interface__["data"][1]
+    # Its arrays never change, and not every version says so.
+    return type(value).__module__.partition(".")[0] not in ("jax", "jaxlib")
+
+
+def _of_numpy(name: str, value: Any, wanted: str) -> Described:
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+        raise refuse(name, "plain values: call filled()", "a masked array")
+    found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
+    # A view may be longer than its memory by now, or by as_strided.
+    owner = value
+    while (base := getattr(owner, "base", None)) is not None:
+        owner = base
+    there = _memory_of(owner)
+    if there is not None and owner is not value and 0 not in found.shape:
+        begin, end = there
+        if not (begin <= found.address and found.address + found.tensor().nbytes <= end):
+            raise refuse(name, "a view that ends within its array", "a longer one, of freed or other memory")
+    return found
+
+
+def _memory_of(owner: Any) -> tuple[int, int] | None:
+    """Returns begin and end of the memory of an array that owns it, of NumPy or torch; ``None`` of others."""
+    numpy, torch = sys.modules["numpy"], sys.modules.get("torch")
+    if torch is not None and isinstance(owner, torch.Tensor):
+        storage = owner.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if isinstance(owner, numpy.ndarray) and owner.flags.owndata:
+        begin = owner.__array_interface__["data"][0]
+        return begin, begin + owner.nbytes
+    return None
+
+
+def _of_cuda_interface(name: str, value: Any, wanted: str) -> Described:
+    interface = value.__cuda_array_interface__
+    kind = _type_of_typestr(str(interface["typestr"]))
+    kind = str(getattr(getattr(value, "dtype", None), "name", kind))
+    device = getattr(getattr(value, "device", None), "id", 0)
+    return _of_interface(name, value, interface, kind, wanted, f"cuda:{device}")
 
 
 def _of_interface(
@@ -298,42 +380,22 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
-#: ``DLTensor`` of dlpack.h, version 1.0: data, device type and number, dimensions, type (code, bits, lanes),
-#: addresses of shape and strides, offset.
-_DL_TENSOR = struct.Struct("@PiiiBBHPPQ")
-
-#: Types by code and bits of dlpack.h.
-_DLPACK = {
-    (0, 32): "int32",
-    (0, 64): "int64",
-    (1, 8): "uint8",
-    (1, 16): "uint16",
-    (1, 32): "uint32",
-    (2, 16): "float16",
-    (2, 32): "float32",
-    (4, 16): "bfloat16",
-    (10, 8): "float8_e4m3fn",
-    (14, 8): "float8_e8m0fnu",
-}
-
-
-def _of_dlpack(name: str, value: Any, wanted: str) -> Described:
-    capsule = value.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # The capsule is not consumed: as long as it lives, so does the memory.
-    fields = _DL_TENSOR.unpack(ctypes.string_at(pointer(capsule, b"dltensor"), _DL_TENSOR.size))
-    data, device_type, device_id, ndim, code, bits, _, shape_at, strides_at, offset = fields
-    data_type = _name_of(name, value, _DLPACK.get((code, bits), f"DLPack type {(code, bits)}"), wanted)
-    shape = _numbers(shape_at, ndim)
-    strides = _numbers(strides_at, ndim) if strides_at else _dense(shape)
+def _of_dlpack(name: str, value: Any, wanted: str, written: bool) -> Described:
+    try:
+        given = of_capsule(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        given_text = f"a {type(value).__name__} whose __dlpack__ fails: {error}"
+        raise refuse(name, f"a tensor of {wanted}", given_text) from None
+    if written and given.is_read_only:
+        raise refuse(name, "memory that can be written", f"a read-only {type(value).__name__}")
+    data_type = _name_of(name, value, given.element, wanted)
     # kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
-    places = {1: "cpu", 2: f"cuda:{device_id}", 3: "cpu", 13: f"cuda:{device_id}"}
-    place = places.get(device_type)
+    kind, number = given.device
+    places = {1: "cpu", 2: f"cuda:{number}", 3: "cpu", 13: f"cuda:{number}"}
+    place = places.get(kind)
     if place is None:
-        raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {device_type}")
-    return Described(data + offset, data_type, shape, strides, place, capsule)
-
-
-def _numbers(address: int, count: int) -> tuple[int, ...]:
-    return struct.unpack(f"@{count}q", ctypes.string_at(address, 8 * count))
+        raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {kind}")
+    strides = _dense(given.shape) if given.strides is None else given.strides
+    if any(stride < 0 for stride in strides):
+        raise refuse(name, "strides of at least 0: make it contiguous", f"strides {list(strides)}")
+    return Described(given.address, data_type, given.shape, strides, place, given.capsule)
