@@ -319,9 +319,11 @@ impl Communicator {
         if bytes == 0 {
             return Ok(());
         }
+        require_memory(from_)?;
         let device = self.device_of()?;
         py.detach(|| {
-            // SAFETY: the Python sources pass the address and size of an array that they hold.
+            // SAFETY: the Python sources pass the address and size of an array that they hold, and whose
+            // memory they have compared with its shape.
             let source = unsafe { std::slice::from_raw_parts(from_ as *const u8, bytes) };
             // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
             let to = unsafe { DevicePtr::new(to, bytes as u64) };
@@ -335,10 +337,11 @@ impl Communicator {
         if bytes == 0 {
             return Ok(());
         }
+        require_memory(to)?;
         let device = self.device_of()?;
         py.detach(|| {
-            // SAFETY: the Python sources pass the address and size of an array that they hold and that no
-            // other thread uses meanwhile.
+            // SAFETY: the Python sources pass the address and size of an array that they hold, whose memory
+            // they have compared with its shape, and that no other thread uses meanwhile.
             let target = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
             // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
             let from = unsafe { DevicePtr::new(from_, bytes as u64) };
@@ -450,6 +453,14 @@ impl Communicator {
     /// This rank.
     pub(crate) const fn number(&self) -> Rank {
         Rank(self.rank)
+    }
+}
+
+/// Refuses the address of an array without memory.
+fn require_memory(address: usize) -> PyResult<()> {
+    match address {
+        0 => Err(errors::tensor("array", "memory", "none: its address is 0")),
+        _ => Ok(()),
     }
 }
 

@@ -206,7 +206,14 @@ impl Reader {
         let mut read = DlTensor::EMPTY;
         // SAFETY: the function is that of the value's class, with this signature, and `read` is live.
         if unsafe { (self.read)(value.as_ptr(), &raw mut read) } != 0 {
-            return Err(PyErr::fetch(value.py()));
+            // Tensors of transforms, and such, have no memory.
+            let given = PyErr::fetch(value.py()).to_string();
+            return Err(errors::tensor(name, "a tensor with memory", &given));
+        }
+        // Before more Python runs, as the sizes are read now.
+        let sizes = Sizes::of(&read);
+        if let Some(sizes) = &sizes {
+            require_storage(name, value, &read, sizes)?;
         }
         if (read.device_type, read.device) != (CUDA, device) {
             let given = format!("memory of {}", value.getattr("device")?);
@@ -225,7 +232,7 @@ impl Reader {
                 given,
             ));
         };
-        let Some(sizes) = Sizes::of(&read) else {
+        let Some(sizes) = sizes else {
             let wanted = format!("at most {MOST_DIMENSIONS} dimensions");
             return Err(errors::tensor(name, &wanted, &read.ndim.to_string()));
         };
@@ -237,6 +244,34 @@ impl Reader {
             sizes,
         })
     }
+}
+
+/// Checks that a tensor's storage has all its elements: it may have been freed or shrunk since.
+fn require_storage(
+    name: &str,
+    value: &Bound<'_, PyAny>,
+    read: &DlTensor,
+    sizes: &Sizes,
+) -> PyResult<()> {
+    let py = value.py();
+    let element = u64::from(read.bits) * u64::from(read.lanes) / 8;
+    let Some(last) = sizes.last() else {
+        return Ok(());
+    };
+    let storage = value.call_method0(intern!(py, "untyped_storage"))?;
+    let there: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let offset: u64 = value
+        .call_method0(intern!(py, "storage_offset"))?
+        .extract()?;
+    let end = last.saturating_add(offset).saturating_add(1);
+    let end = end.saturating_mul(element);
+    if end > there || read.data.is_null() {
+        let dims = &sizes.dims[..sizes.rank];
+        let wanted = format!("a storage of {end} bytes, for shape {dims:?}");
+        let given = format!("one of {there} bytes: it was freed or shrunk, or is not there");
+        return Err(errors::tensor(name, &wanted, &given));
+    }
+    Ok(())
 }
 
 /// Whether `value` has the structure of `class`. Unlike `isinstance` this asks no Python, such as the value's
@@ -285,6 +320,19 @@ impl Sizes {
             numbers(read.strides)
         };
         Some(sizes)
+    }
+
+    /// Distance of the last element from the first, in elements; nothing if there is none.
+    fn last(&self) -> Option<u64> {
+        let (dims, strides) = (&self.dims[..self.rank], &self.strides[..self.rank]);
+        if dims.contains(&0) {
+            return None;
+        }
+        let ends = dims.iter().zip(strides);
+        Some(ends.fold(0, |sum, (&dim, &stride)| {
+            let far = (dim as u64 - 1).saturating_mul(stride as u64);
+            far.saturating_add(sum)
+        }))
     }
 
     /// Strides of a tensor of this shape without gaps.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
-from .errors import TensorError
-from .tensors import refuse
+from .errors import TensorError, refuse
+from .storages import require_storage
 
 if TYPE_CHECKING:
     from ._ferry import Plan
@@ -62,6 +63,9 @@ def _array(name: str, given: Any, wanted: str) -> Any:
     """Returns an array of NumPy of a CPU array."""
     import numpy
 
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        require_storage(name, given)
     try:
         array = None if given is None else numpy.asarray(given)
     except TensorError:

@@ -8,11 +8,10 @@ from typing import Any
 from . import direct
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Answers, Call
-from .errors import ArgumentError
+from .errors import ArgumentError, refuse
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
-from .scalars import flag, number, text, whole
-from .tensors import refuse
+from .scalars import flag, number, shown, text, whole
 
 __all__ = ["Communicator"]
 
@@ -393,5 +392,5 @@ def _clamp(given: Any) -> tuple[float, float] | None:
     if given is None:
         return None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise ArgumentError(f"clamp is {given!r}, but it is a pair, (alpha, limit)")
+        raise ArgumentError(f"clamp is {shown(given)}, but it is a pair, (alpha, limit)")
     return number("clamp", given[0]), number("clamp", given[1])

@@ -204,3 +204,8 @@ class NotBuiltError(FerryError):
 
 class SimulatorError(FerryError):
     """An error of the simulator, such as a rank that was lost."""
+
+
+def refuse(name: str, wanted: str, given: str) -> TensorError:
+    """Returns the error of a tensor that does not fit."""
+    return TensorError(f"tensor {name}: wanted {wanted}, given {given}", name, wanted, given)

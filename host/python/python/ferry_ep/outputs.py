@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from .errors import ArgumentError
+from .errors import ArgumentError, refuse
 from .fields import with_fields
 from .memory import _Memory
+from .scalars import shown, whole
+from .tensors import describe
 
 __all__ = ["DispatchOutput", "ReceivedCounts", "SiluOutput", "TensorLayout"]
 
@@ -120,13 +122,21 @@ class DispatchOutput:
         offsets = self.row_offsets
         if offsets is None:
             raise ArgumentError(
-                f"group is {group}, but only rows by expert have groups: there is no row_offsets"
+                f"group is {shown(group)}, but only rows by expert have groups: there is no row_offsets"
             )
         if isinstance(offsets, _Memory):
             offsets = offsets.numpy()
+        else:
+            shape = describe("row_offsets", offsets, "u32").shape
+            if len(shape) != 1 or not hasattr(offsets, "__getitem__"):
+                raise refuse("row_offsets", "1 dimension", f"shape {list(shape)}")
         groups = offsets.shape[0] - 1
-        if not 0 <= group < groups:
-            raise ArgumentError(f"group is {group}, but there are {groups} groups, from 0 on")
+        try:
+            group = whole("group", group, most=groups - 1)
+        except ArgumentError:
+            raise ArgumentError(
+                f"group is {shown(group)}, but there are {groups} groups, from 0 on"
+            ) from None
         return slice(int(offsets[group]), int(offsets[group + 1]))
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from .calls import Answers, Call, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, ForkError, PoisonedError, ThreadError
 from .memory import DeviceArray, View
 from .outputs import TENSORS, DispatchOutput
-from .scalars import shape_of, whole
+from .scalars import shape_of, shown, whole
 from .tensors import Repeated, element, is_allocated_here
 
 if TYPE_CHECKING:
@@ -387,8 +387,8 @@ class Rank:
         ]
 
     def _wait(self, stream: int, *, of_round: bool = True, is_part: bool = False) -> None:
-        """Waits for everything enqueued on ``stream``. Copies of earlier calls are then free. ``is_part``: of a
-        call that launched already, and so may not be refused any more.
+        """Waits for everything enqueued on ``stream``. Copies of earlier calls are then free. ``is_part``: of
+        a call that launched already, and so may not be refused any more.
         """
         # Those of calls that other threads make meanwhile stay: each is noted after its launch.
         pending, self._pending = self._pending, []
@@ -414,7 +414,7 @@ class Rank:
             handle = getattr(stream, name, None)
             if handle is not None:
                 return whole(f"stream.{name}", handle)
-        raise ArgumentError(f"stream is {stream!r}, but it is a stream of torch or CuPy, or a handle")
+        raise ArgumentError(f"stream is {shown(stream)}, but it is a stream of torch or CuPy, or a handle")
 
     def _output_names(self) -> list[str]:
         """Returns the names of a dispatch's outputs, in order."""
@@ -475,4 +475,4 @@ def _require_handles(group: Any, plan: Any) -> None:
     """Raises unless these are a group and a plan."""
     for name, given, wanted in (("group", group, Group), ("plan", plan, Plan)):
         if not isinstance(given, wanted):
-            raise ArgumentError(f"{name} is {given!r}, but it is a ferry_ep.{wanted.__name__}")
+            raise ArgumentError(f"{name} is {shown(given)}, but it is a ferry_ep.{wanted.__name__}")

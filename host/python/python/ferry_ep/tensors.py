@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from ._ferry import Reader, Tensor
 from .capsules import of_capsule
-from .errors import ArgumentError, TensorError
+from .errors import ArgumentError, refuse
+from .scalars import shown
+from .storages import require_storage
 
 __all__ = [
     "Described",
@@ -85,19 +87,16 @@ class Described(NamedTuple):
         return Tensor(at, self.data_type, self.shape, self.strides, owner=self.owner)
 
 
-def refuse(name: str, wanted: str, given: str) -> TensorError:
-    """Returns the error of a tensor that does not fit."""
-    return TensorError(f"tensor {name}: wanted {wanted}, given {given}", name, wanted, given)
-
-
 def element(data_type: Any) -> str:
     """Returns the name here of a type of elements, which is that name, or one of NumPy or torch."""
     name = data_type if isinstance(data_type, str) else getattr(data_type, "name", None)
     if name is None:
-        name = str(getattr(data_type, "__name__", data_type)).removeprefix("torch.")
-    name = _TYPES.get(name, name)
+        name = getattr(data_type, "__name__", None)
+    if name is None and type(data_type).__name__ == "dtype":
+        name = str(data_type).removeprefix("torch.")
+    name = _TYPES.get(name, name) if isinstance(name, str) else None
     if name not in _NUMPY:
-        raise ArgumentError(f"data_type is {data_type!r}, but there are {', '.join(_NUMPY)}")
+        raise ArgumentError(f"data_type is {shown(data_type)}, but there are {', '.join(_NUMPY)}")
     return name
 
 
@@ -282,22 +281,11 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
             name, "plain values: call resolve_neg() and resolve_conj()", "a negated or conjugate view"
         )
     place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-    try:
-        # Fake tensors and those of transforms have no memory, and say so here.
-        address, storage = value.data_ptr(), int(value.untyped_storage().nbytes())
-    except (RuntimeError, NotImplementedError) as error:
-        raise refuse(name, "a tensor with memory", f"a {type(value).__name__}: {error}") from None
-    found = Described(address, data_type, tuple(value.shape), value.stride(), place, value)
+    require_storage(name, value)
+    found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
     if data_type == "e2m1":
         # torch counts pairs.
-        found = _as(found._replace(data_type="u8"), "e2m1")
-    last = value.storage_offset() * value.element_size() + found.tensor().nbytes
-    if last > storage and 0 not in found.shape:
-        raise refuse(
-            name,
-            f"a storage of {last} bytes, for shape {list(value.shape)}",
-            f"one of {storage} bytes: it was freed or shrunk",
-        )
+        return _as(found._replace(data_type="u8"), "e2m1")
     return found
 
 
