@@ -11,6 +11,7 @@ use pyo3::types::PyBytes;
 use crate::errors;
 use crate::interrupt;
 use crate::process::Own;
+use crate::scalars;
 
 type Inner = Box<dyn ferry::bootstrap::Bootstrap>;
 
@@ -36,11 +37,11 @@ impl Bootstrap {
     #[pyo3(signature = (address, rank, ranks, *, timeout=30.0, key=None))]
     fn tcp(
         py: Python<'_>,
-        address: &str,
-        rank: u32,
-        ranks: u32,
-        timeout: f64,
-        key: Option<Vec<u8>>,
+        #[pyo3(from_py_with = scalars::address)] address: String,
+        #[pyo3(from_py_with = scalars::rank)] rank: u32,
+        #[pyo3(from_py_with = scalars::ranks)] ranks: u32,
+        #[pyo3(from_py_with = scalars::timeout)] timeout: f64,
+        #[pyo3(from_py_with = scalars::key)] key: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let timeout = errors::seconds("timeout", timeout)?;
         let found = address.to_socket_addrs().map(|mut found| found.next());
@@ -67,7 +68,11 @@ impl Bootstrap {
     /// exception becomes :class:`ferry_ep.BootstrapError`; one with an attribute ``lost_rank`` names the lost
     /// rank.
     #[staticmethod]
-    fn all_gather(function: Py<PyAny>, rank: u32, ranks: u32) -> PyResult<Self> {
+    fn all_gather(
+        function: Py<PyAny>,
+        #[pyo3(from_py_with = scalars::rank)] rank: u32,
+        #[pyo3(from_py_with = scalars::ranks)] ranks: u32,
+    ) -> PyResult<Self> {
         let gather = move |bytes: &[u8]| call(&function, bytes);
         // SAFETY: the caller's function gathers as `Bootstrap` promises, and no other process has this rank:
         // documented on `ferry_ep.Bootstrap.all_gather`.
@@ -77,7 +82,11 @@ impl Bootstrap {
     }
 
     /// Returns every rank's bytes, by rank. Collective.
-    fn gather<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = scalars::bytes)] bytes: Vec<u8>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let gathered = self.with(|inner| py.detach(|| inner.all_gather(&bytes)))?;
         let all = gathered.map_err(errors::from_any)?;
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())

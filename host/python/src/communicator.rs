@@ -16,6 +16,7 @@ use crate::interrupt;
 use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
+use crate::scalars;
 
 /// Time between two looks for a signal of a thread that waits for counts.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -106,9 +107,10 @@ impl Communicator {
     }
 
     fn limit_sms(&self, py: Python<'_>, max_sms: &Bound<'_, PyAny>) -> PyResult<()> {
-        let max_sms: Option<u32> = max_sms.extract().map_err(|_| {
+        let max_sms: Option<u32> = scalars::max_sms(max_sms).map_err(|_| {
+            let given = scalars::shown(max_sms);
             let text = format!(
-                "max_sms is {max_sms:?}, but it is a number of multiprocessors from 1 to 2**32 - 1, or None"
+                "max_sms is {given}, but it is a number of multiprocessors from 1 to 2**32 - 1, or None"
             );
             errors::raise("ArgumentError", text)
         })?;

@@ -1,6 +1,15 @@
 //! Reports of kernels.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use ferry::device::FaultPage;
 use pyo3::prelude::*;
+
+use crate::errors;
+use crate::scalars;
+
+/// Words of a record.
+const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
 
 /// Report of a kernel: about an input, or the reason why a rank gave up. ``str`` says all of it.
 #[pyclass(frozen, eq, module = "ferry_ep")]
@@ -9,6 +18,32 @@ pub(crate) struct Fault(pub(crate) ferry::Fault);
 
 #[pymethods]
 impl Fault {
+    /// Makes a copy of what `__reduce__` returned: the record and the number of ranks that share the GPU.
+    #[new]
+    #[pyo3(signature = (words, gpu_ranks, /))]
+    fn new(
+        #[pyo3(from_py_with = scalars::words)] words: Vec<u64>,
+        #[pyo3(from_py_with = scalars::gpu_ranks)] gpu_ranks: Option<u32>,
+    ) -> PyResult<Self> {
+        let words: Option<[u64; WORDS]> = words.try_into().ok();
+        let page = words.map(bytemuck::cast::<_, FaultPage>);
+        let fault = page.and_then(|page| page.fault()).ok_or_else(|| {
+            errors::raise("ArgumentError", "words are no record of a kernel's fault")
+        })?;
+        Ok(Self(ferry::Fault { gpu_ranks, ..fault }))
+    }
+
+    fn __reduce__(slf: &Bound<'_, Self>) -> (Py<PyAny>, ([u64; WORDS], Option<u32>)) {
+        let class = slf.get_type().into_any().unbind();
+        (class, (slf.get().words(), slf.get().0.gpu_ranks))
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.words().hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// ``"PeerTimeout"``, ``"LocalTimeout"``, ``"InvalidExpert"``, ``"DuplicateExpert"``,
     /// ``"TooManyOnDevice"``, ``"LostScales"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``,
     /// ``"TooManyTokens"`` or ``"OutOfTurn"``.
@@ -102,5 +137,11 @@ impl Fault {
 
     fn __repr__(&self) -> String {
         format!("<ferry_ep.Fault {}: {}>", self.kind(), self.0)
+    }
+}
+
+impl Fault {
+    fn words(&self) -> [u64; WORDS] {
+        bytemuck::cast(FaultPage::of(&self.0, 1))
     }
 }

@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ferry::Rank;
+use ferry::layout::MAX_RANKS;
 use ferry::simulator::{Lost, Options};
 use pyo3::prelude::*;
+use pyo3::types::PyInt;
 
 use crate::bootstrap::Bootstrap;
 use crate::errors;
 use crate::interrupt;
 use crate::process::Own;
+use crate::scalars;
 
 /// The ranks that exchange tokens. ``with`` closes it.
 ///
@@ -29,13 +32,17 @@ impl Group {
     #[pyo3(signature = (ranks, seed=0, *, warps=4, stall_one_in=64, lost=None, patience=None))]
     fn simulated(
         py: Python<'_>,
-        ranks: u32,
-        seed: u64,
-        warps: u32,
-        stall_one_in: u32,
-        lost: Option<(u32, u64)>,
-        patience: Option<f64>,
+        #[pyo3(from_py_with = group_ranks)] ranks: u32,
+        #[pyo3(from_py_with = scalars::seed)] seed: u64,
+        #[pyo3(from_py_with = scalars::warps)] warps: u32,
+        #[pyo3(from_py_with = scalars::stall_one_in)] stall_one_in: u32,
+        #[pyo3(from_py_with = scalars::lost)] lost: Option<(u32, u64)>,
+        #[pyo3(from_py_with = scalars::patience)] patience: Option<f64>,
     ) -> PyResult<Self> {
+        if let Some((rank, _)) = lost.filter(|(rank, _)| *rank >= ranks && ranks > 0) {
+            let text = format!("lost is rank {rank}, but there are {ranks} ranks, from 0 on");
+            return Err(errors::raise("ArgumentError", text));
+        }
         let options = Options {
             warps,
             stall_one_in,
@@ -67,18 +74,18 @@ impl Group {
     #[pyo3(signature = (path, rank, ranks, seed=0, *, patience=None, timeout=30.0, key=None))]
     fn simulated_at(
         py: Python<'_>,
-        path: PathBuf,
-        rank: u32,
-        ranks: u32,
-        seed: u64,
-        patience: Option<f64>,
-        timeout: f64,
-        key: Option<Key>,
+        #[pyo3(from_py_with = scalars::path)] path: PathBuf,
+        #[pyo3(from_py_with = scalars::rank)] rank: u32,
+        #[pyo3(from_py_with = group_ranks)] ranks: u32,
+        #[pyo3(from_py_with = scalars::seed)] seed: u64,
+        #[pyo3(from_py_with = scalars::patience)] patience: Option<f64>,
+        #[pyo3(from_py_with = scalars::timeout)] timeout: f64,
+        #[pyo3(from_py_with = scalars::key)] key: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let patience = patience.map(|patience| errors::seconds("patience", patience));
         let options = Options {
             patience: patience.transpose()?,
-            key: key.map_or_else(Vec::new, Key::bytes),
+            key: key.unwrap_or_default(),
             interrupted: Some(interrupt::is_interrupted),
             ..Options::new(ranks, seed)
         };
@@ -97,7 +104,11 @@ impl Group {
     #[cfg(feature = "cuda")]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false))]
-    fn local(py: Python<'_>, devices: Vec<usize>, share_gpus: bool) -> PyResult<Self> {
+    fn local(
+        py: Python<'_>,
+        #[pyo3(from_py_with = scalars::devices)] devices: Vec<usize>,
+        #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+    ) -> PyResult<Self> {
         let options = options(share_gpus);
         Self::made(py.detach(|| ferry::Group::local(&devices, &options)))
     }
@@ -111,7 +122,10 @@ impl Group {
     #[cfg(not(feature = "cuda"))]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false))]
-    fn local(devices: Vec<usize>, share_gpus: bool) -> PyResult<Self> {
+    fn local(
+        #[pyo3(from_py_with = scalars::devices)] devices: Vec<usize>,
+        #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+    ) -> PyResult<Self> {
         let _ = (devices, share_gpus);
         Err(not_built("cuda"))
     }
@@ -124,18 +138,20 @@ impl Group {
     #[pyo3(signature = (bootstrap, device, *, share_gpus=false))]
     fn node(
         py: Python<'_>,
-        bootstrap: &Bootstrap,
-        device: usize,
-        share_gpus: bool,
+        bootstrap: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = scalars::device)] device: usize,
+        #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
     ) -> PyResult<Self> {
         #[cfg(feature = "cuda")]
         {
-            let (bootstrap, options) = (bootstrap.take()?, options(share_gpus));
+            let bootstrap = scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
+            let (bootstrap, options) = (bootstrap.get().take()?, options(share_gpus));
             Self::made(py.detach(|| ferry::Group::node(bootstrap, device, &options)))
         }
         #[cfg(not(feature = "cuda"))]
         {
-            let _ = (py, bootstrap, device, share_gpus);
+            scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
+            let _ = (py, device, share_gpus);
             Err(not_built("cuda"))
         }
     }
@@ -147,10 +163,10 @@ impl Group {
     #[pyo3(signature = (bootstrap, device, *, share_gpus=false, library=None))]
     fn nvshmem(
         py: Python<'_>,
-        bootstrap: &Bootstrap,
-        device: usize,
-        share_gpus: bool,
-        library: Option<PathBuf>,
+        bootstrap: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = scalars::device)] device: usize,
+        #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+        #[pyo3(from_py_with = scalars::library)] library: Option<PathBuf>,
     ) -> PyResult<Self> {
         #[cfg(feature = "nvshmem")]
         {
@@ -158,12 +174,14 @@ impl Group {
                 nvshmem_library: library,
                 ..options(share_gpus)
             };
-            let bootstrap = bootstrap.take()?;
+            let bootstrap = scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
+            let bootstrap = bootstrap.get().take()?;
             Self::made(py.detach(|| ferry::Group::nvshmem(bootstrap, device, &options)))
         }
         #[cfg(not(feature = "nvshmem"))]
         {
-            let _ = (py, bootstrap, device, share_gpus, library);
+            scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
+            let _ = (py, device, share_gpus, library);
             Err(not_built("nvshmem"))
         }
     }
@@ -188,7 +206,7 @@ impl Group {
     }
 
     /// Returns the device of a local rank: ``"cuda:0"``, or ``"simulated"``.
-    fn device(&self, rank: u32) -> PyResult<String> {
+    fn device(&self, #[pyo3(from_py_with = scalars::rank)] rank: u32) -> PyResult<String> {
         let group = self.open()?;
         group.device(Rank(rank)).map_err(errors::from)?;
         Ok(device_name(&group, Rank(rank)))
@@ -227,14 +245,16 @@ impl Group {
         Ok(())
     }
 
-    fn __repr__(&self) -> PyResult<String> {
-        let group = self.open()?;
-        Ok(format!(
-            "<ferry_ep.Group {}, {} ranks, here {:?}>",
-            group.name(),
-            group.ranks(),
-            self.local_ranks()?
-        ))
+    fn __repr__(&self) -> String {
+        match (self.0.get("group").is_ok(), self.open()) {
+            (false, _) => String::from("<ferry_ep.Group of another process>"),
+            (_, Err(_)) => String::from("<ferry_ep.Group, left>"),
+            (_, Ok(group)) => {
+                let local: Vec<_> = group.local_ranks().iter().map(|rank| rank.0).collect();
+                let (name, ranks) = (group.name(), group.ranks());
+                format!("<ferry_ep.Group {name}, {ranks} ranks, here {local:?}>")
+            }
+        }
     }
 }
 
@@ -268,20 +288,17 @@ impl Group {
     }
 }
 
-/// Key of a job.
-#[derive(FromPyObject)]
-pub(crate) enum Key {
-    Text(String),
-    Bytes(Vec<u8>),
-}
-
-impl Key {
-    fn bytes(self) -> Vec<u8> {
-        match self {
-            Self::Text(text) => text.into_bytes(),
-            Self::Bytes(bytes) => bytes,
+/// Reads the number of a group's ranks: any whole number is the group's to refuse.
+fn group_ranks(given: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let read = scalars::ranks(given);
+    let is_number = given.is_exact_instance_of::<PyInt>();
+    read.map_err(|error| match is_number {
+        true => {
+            let text = format!("ranks is {given}, but a group has 1 to {MAX_RANKS}");
+            errors::raise("GroupError", text)
         }
-    }
+        false => error,
+    })
 }
 
 /// Kind and number of a rank's device.

@@ -12,6 +12,7 @@ mod dlpack;
 mod errors;
 mod fault;
 mod group;
+mod handles;
 mod interrupt;
 mod local_ranks;
 mod operators;
@@ -21,6 +22,7 @@ mod plan;
 mod prepared;
 mod process;
 mod reader;
+mod scalars;
 mod silu;
 mod tensor;
 

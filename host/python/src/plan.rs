@@ -13,6 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors;
 use crate::group::Group;
+use crate::scalars::{self, Scalar, shown};
 
 /// Proof that a :class:`ferry_ep.Config` fits a group, and the sizes that follow from it.
 ///
@@ -50,8 +51,14 @@ impl<'py> IntoPyObject<'py> for &Kept {
 #[pymethods]
 impl Plan {
     #[new]
-    fn new(group: &Group, config: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let plan = checked(group, config)?;
+    fn new(group: &Bound<'_, PyAny>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let group = scalars::handle::<Group>("group", group)?;
+        let class = config.py().import("ferry_ep.config")?.getattr("Config")?;
+        if !config.is_instance(&class)? {
+            let text = format!("config is {}, but it is a ferry_ep.Config", shown(config));
+            return Err(errors::raise("ArgumentError", text));
+        }
+        let plan = checked(group.get(), config)?;
         let config = Kept(config.clone().unbind());
         Ok(Self { plan, config })
     }
@@ -75,8 +82,8 @@ impl Plan {
     }
 
     /// Returns the first expert on ``rank``; the others follow it.
-    fn first_expert(&self, rank: u32) -> usize {
-        self.plan.first_expert(Rank(rank))
+    fn first_expert(&self, #[pyo3(from_py_with = scalars::rank)] rank: u32) -> PyResult<usize> {
+        Ok(self.plan.first_expert(self.rank(rank)?))
     }
 
     /// Groups of rows in a dispatch's outputs: local experts, and a shared expert before these.
@@ -131,9 +138,13 @@ impl Plan {
 
     /// Returns the range ``(start, end)``, ``end`` excluded, of those of ``tokens`` tokens that the
     /// shared expert gets on ``rank``; it is empty without a shared expert.
-    fn shared_tokens(&self, rank: u32, tokens: usize) -> (usize, usize) {
-        let range = self.plan.shared_tokens(Rank(rank), tokens);
-        (range.start, range.end)
+    fn shared_tokens(
+        &self,
+        #[pyo3(from_py_with = scalars::rank)] rank: u32,
+        #[pyo3(from_py_with = scalars::tokens)] tokens: usize,
+    ) -> PyResult<(usize, usize)> {
+        let range = self.plan.shared_tokens(self.rank(rank)?, tokens);
+        Ok((range.start, range.end))
     }
 
     /// `(rows, scale_blocks)` of the capacity "max", "distinct", or of so many rows.
@@ -145,18 +156,18 @@ impl Plan {
     /// Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
     /// format and ``receive`` layout do not have. ``capacity`` (``None`` is ``"max"``) and ``id_type`` are
     /// those of :meth:`ferry_ep.Communicator.outputs`, and so are the errors. Not collective.
-    #[pyo3(signature = (capacity=None, *, id_type="i32"))]
+    #[pyo3(signature = (capacity=None, *, id_type=String::from("i32")), text_signature = "($self, capacity=None, *, id_type='i32')")]
     fn output_layout<'py>(
         &self,
         py: Python<'py>,
         capacity: Option<&Bound<'py, PyAny>>,
-        id_type: &str,
+        #[pyo3(from_py_with = scalars::id_type)] id_type: String,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let capacity = match capacity {
             Some(given) => self.capacity(given)?,
             None => Capacity::max(&self.plan),
         };
-        let wide_ids = match id_type {
+        let wide_ids = match &id_type[..] {
             "i32" => false,
             "i64" => true,
             _ => {
@@ -199,19 +210,28 @@ impl Plan {
 
 impl Plan {
     fn capacity(&self, given: &Bound<'_, PyAny>) -> PyResult<Capacity> {
-        if let Ok(rows) = given.extract::<usize>() {
-            return Ok(Capacity::of_rows(&self.plan, rows));
-        }
         match given.extract::<&str>() {
-            Ok("max") => Ok(Capacity::max(&self.plan)),
-            Ok("distinct") => Ok(Capacity::max_distinct(&self.plan)),
-            _ => Err(errors::raise(
-                "ArgumentError",
-                format!(
-                    "capacity is {given:?}, but it is a number of rows, \"max\" or \"distinct\""
-                ),
-            )),
+            Ok("max") => return Ok(Capacity::max(&self.plan)),
+            Ok("distinct") => return Ok(Capacity::max_distinct(&self.plan)),
+            Ok(_) | Err(_) => {}
         }
+        let rows = scalars::capacity::<usize>(given).map_err(|_| {
+            let given = shown(given);
+            let text =
+                format!("capacity is {given}, but it is a number of rows, \"max\" or \"distinct\"");
+            errors::raise("ArgumentError", text)
+        })?;
+        Ok(Capacity::of_rows(&self.plan, rows))
+    }
+
+    /// A rank of the plan's group.
+    fn rank(&self, rank: u32) -> PyResult<Rank> {
+        let ranks = self.plan.ranks();
+        if rank < ranks {
+            return Ok(Rank(rank));
+        }
+        let text = format!("rank is {rank}, but there are {ranks} ranks, from 0 on");
+        Err(errors::raise("ArgumentError", text))
     }
 }
 
@@ -236,8 +256,17 @@ impl Reader<'_, '_> {
         Ok(read)
     }
 
+    /// Reads a number, which True and False are not.
+    fn number<T: Scalar>(&mut self, field: &'static str, rule: &str) -> PyResult<Option<T>> {
+        let read = T::read(field, &self.given.getattr(field)?).ok();
+        if read.is_none() {
+            self.note(field, rule)?;
+        }
+        Ok(read)
+    }
+
     fn size(&mut self, field: &'static str) -> PyResult<usize> {
-        let read = self.field(field, "it must be a whole number of at least 0")?;
+        let read = self.number(field, "it must be a whole number of at least 0")?;
         Ok(read.unwrap_or_default())
     }
 
@@ -249,7 +278,7 @@ impl Reader<'_, '_> {
 
     fn most(&mut self, field: &'static str) -> PyResult<Option<usize>> {
         let read: Option<Option<usize>> =
-            self.field(field, "it must be a whole number above 0, or None")?;
+            self.number(field, "it must be a whole number above 0, or None")?;
         Ok(read.flatten())
     }
 
@@ -275,7 +304,7 @@ impl Reader<'_, '_> {
 
     fn seconds(&mut self, field: &'static str) -> PyResult<Duration> {
         let rule = "it must be a number of seconds, above 0 and at most a day";
-        let Some(read) = self.field::<f64>(field, rule)? else {
+        let Some(read) = self.number::<f64>(field, rule)? else {
             return Ok(Duration::from_secs(1));
         };
         let seconds = Duration::try_from_secs_f64(read);
@@ -286,7 +315,7 @@ impl Reader<'_, '_> {
     }
 
     fn note(&mut self, field: &'static str, rule: &str) -> PyResult<()> {
-        let value = self.given.getattr(field)?.repr()?.to_string();
+        let value = shown(&self.given.getattr(field)?);
         self.broken.push((field, value, rule.to_owned()));
         Ok(())
     }
@@ -322,7 +351,7 @@ fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
         specialise: reader.flag("specialise")?,
         options: reader.flag("options")?,
         expert_alignment: reader
-            .field("expert_alignment", "it must be a power of two, 1 to 256")?
+            .number("expert_alignment", "it must be a power of two, 1 to 256")?
             .unwrap_or(1),
         clear_padding: reader.flag("clear_padding")?,
         row_sources: reader.flag("row_sources")?,

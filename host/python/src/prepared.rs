@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 use crate::arguments;
 use crate::communicator::{Communicator, handle};
+use crate::scalars;
 
 /// A dispatch with arguments that were checked once: a function of handles and addresses.
 #[pyclass(frozen, module = "ferry_ep")]
@@ -37,10 +38,10 @@ impl PreparedDispatch {
     fn __call__(
         &self,
         py: Python<'_>,
-        stream: u64,
-        x: u64,
-        topk_ids: u64,
-        topk_weights: u64,
+        #[pyo3(from_py_with = scalars::stream)] stream: u64,
+        #[pyo3(from_py_with = scalars::x)] x: u64,
+        #[pyo3(from_py_with = scalars::topk_ids)] topk_ids: u64,
+        #[pyo3(from_py_with = scalars::topk_weights)] topk_weights: u64,
     ) -> PyResult<()> {
         let (stream, output, mut input) = (handle(stream), &self.output, self.input);
         input.x.at = moved(input.x.at, x);
@@ -87,11 +88,11 @@ impl PreparedCombine {
     fn __call__(
         &self,
         py: Python<'_>,
-        stream: u64,
-        expert_rows: u64,
-        combined: u64,
-        received_weights: u64,
-        weights: u64,
+        #[pyo3(from_py_with = scalars::stream)] stream: u64,
+        #[pyo3(from_py_with = scalars::expert_rows)] expert_rows: u64,
+        #[pyo3(from_py_with = scalars::combined)] combined: u64,
+        #[pyo3(from_py_with = scalars::received_weights)] received_weights: u64,
+        #[pyo3(from_py_with = scalars::weights)] weights: u64,
     ) -> PyResult<()> {
         let (stream, mut input, mut output) = (handle(stream), self.input, self.output);
         input.expert_rows.at = moved(input.expert_rows.at, expert_rows);

@@ -4,6 +4,7 @@ use ferry::{DataType, DevicePtr, TensorLayout};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::scalars;
 
 const TYPES: [DataType; 11] = [
     DataType::Bf16,
@@ -54,10 +55,10 @@ impl Tensor {
     #[new]
     #[pyo3(signature = (address, data_type, shape, strides=None, *, owner=None))]
     fn new(
-        address: u64,
-        data_type: &str,
-        shape: Vec<usize>,
-        strides: Option<Vec<usize>>,
+        #[pyo3(from_py_with = scalars::address)] address: u64,
+        #[pyo3(from_py_with = scalars::data_type)] data_type: String,
+        #[pyo3(from_py_with = scalars::shape)] shape: Vec<usize>,
+        #[pyo3(from_py_with = scalars::strides)] strides: Option<Vec<usize>>,
         owner: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let strides = strides.unwrap_or_else(|| dense(&shape));
@@ -67,7 +68,7 @@ impl Tensor {
         }
         Ok(Self {
             address,
-            data_type: crate::tensor::data_type(data_type)?,
+            data_type: crate::tensor::data_type(&data_type)?,
             dims: shape,
             strides,
             owner,

@@ -10,7 +10,7 @@ use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::{Outside, RANK_SHIFT};
-use crate::options::{ASK_AGAIN, Options, is_interrupted};
+use crate::options::{ASK_AGAIN, Lost, Options, is_interrupted};
 use crate::owner::Machine;
 use crate::remote::{Remote, operation};
 use crate::scheduler::World;
@@ -32,11 +32,15 @@ pub struct Simulator {
 }
 
 impl Simulator {
-    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] if there are no ranks or too many.
+    /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] if there are no ranks or too many,
+    /// [`SimulatorError::NoSuchRank`] if [`Options::lost`] names another rank.
     pub fn start(options: Options) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(SimulatorError::Ranks { ranks });
+        }
+        if let Some(Lost { rank, .. }) = options.lost.filter(|lost| lost.rank >= ranks) {
+            return Err(SimulatorError::NoSuchRank { rank, ranks });
         }
         let (commands, inbox) = channel();
         let machine = Machine::next();
@@ -225,6 +229,23 @@ mod tests {
             assert_eq!(started(ranks), Err(SimulatorError::Ranks { ranks }));
         }
         assert_eq!(started(MAX_RANKS), Ok(()));
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_is_one_of_the_machine() {
+        let started = |rank| {
+            let lost = Some(Lost {
+                rank,
+                after_steps: 1,
+            });
+            let options = Options {
+                lost,
+                ..Options::new(2, 1)
+            };
+            Simulator::start(options).map(|_| ())
+        };
+        let refused = SimulatorError::NoSuchRank { rank: 2, ranks: 2 };
+        assert_eq!((started(1), started(2)), (Ok(()), Err(refused)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ kernel that was launched before. Faults of the input are no exceptions but value
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ._ferry import Fault
@@ -39,7 +39,24 @@ __all__ = [
 
 
 class FerryError(Exception):
-    """An error of Ferry."""
+    """An error of Ferry. Errors of the same class, text and fields are equal."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self.args == getattr(other, "args", None) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), str(self)))
+
+    def __reduce__(self) -> Any:
+        # With all attributes: fields, and notes of the user's.
+        return _again, (type(self), self.args), vars(self)
+
+
+def _again(cls: type[FerryError], arguments: tuple[Any, ...]) -> FerryError:
+    """Makes an exception whose fields follow: its constructor takes more than its arguments."""
+    return cls.__new__(cls, *arguments)
 
 
 class Problem(NamedTuple):

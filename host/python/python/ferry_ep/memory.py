@@ -271,6 +271,9 @@ class View:
         """Returns this very view: copies of a handle are the handle."""
         return self
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a View is memory of this process: pickle what numpy() of its arrays returns")
+
     def __repr__(self) -> str:
         return f"<ferry_ep.View of rank {self._communicator.rank}: {self.tokens!r}>"
 

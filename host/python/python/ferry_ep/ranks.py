@@ -257,6 +257,17 @@ class Communicators(Sequence[Communicator]):
         for rank in self:
             rank._leave()
 
+    def __copy__(self) -> Communicators:
+        """Returns these very communicators: copies of a handle are the handle."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Communicators:
+        """Returns these very communicators: copies of a handle are the handle."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("communicators belong to their process, and cannot be pickled")
+
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
 
