@@ -43,6 +43,10 @@ impl Group {
             let text = format!("lost is rank {rank}, but there are {ranks} ranks, from 0 on");
             return Err(errors::raise("ArgumentError", text));
         }
+        if warps == 0 {
+            let text = "warps is 0, but a launch has at least 1";
+            return Err(errors::raise("ArgumentError", text));
+        }
         let options = Options {
             warps,
             stall_one_in,

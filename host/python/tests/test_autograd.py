@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 
 import ferry_ep as ferry
@@ -276,3 +277,53 @@ def test_plans_and_tensors_without_a_backward_pass(bench):
     with torch.no_grad():
         assert not layer.sums(exchange, 0).requires_grad
     assert of.ranks[0].round == "idle"
+
+
+def test_a_checkpoint_holds_dispatch_and_combine(bench):
+    of = bench(1, receive="compact", combine_weights=True)
+    layer, exchange = Layer(of, 5), autograd.RowExchange(of.ranks[0])
+    layer.sums(exchange, 0).backward(layer.factors[0])
+    wanted = layer.take()
+
+    def again(function, *arguments):
+        return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False)
+
+    again(layer.sums, exchange, 0).backward(layer.factors[0])
+    for given, right in zip(layer.take(), wanted, strict=True):
+        assert torch.equal(given, right)
+
+    def half():
+        received = exchange.dispatch(layer.x[0], layer.ids[0], layer.weights[0])
+        return layer.rows(0, received), received
+
+    # The backward pass of combine opens a round, in which dispatch would be made again.
+    rows, received = again(half)
+    sums = exchange.combine(rows, received)
+    with pytest.raises(ferry.OrderError, match="a checkpoint that ends between dispatch and combine"):
+        sums.backward(layer.factors[0])
+    exchange.abandon()
+    layer.take()
+    layer.sums(exchange, 0).backward(layer.factors[0])
+    for given, right in zip(layer.take(), wanted, strict=True):
+        assert torch.equal(given, right)
+
+
+def test_arguments_of_an_exchange_are_checked(bench):
+    of = bench(1, receive="compact", combine_weights=True)
+    layer = Layer(of, 6)
+    with pytest.raises(ferry.ArgumentError, match="communicator is 7"):
+        autograd.RowExchange(7)
+    with pytest.raises(ferry.ArgumentError, match="backward is 7"):
+        autograd.RowExchange(of.ranks[0], backward=7)
+    exchange = autograd.RowExchange(of.ranks[0])
+    assert copy.deepcopy(exchange) is exchange
+    for name in ("x", "topk_ids", "topk_weights"):
+        given = {"x": layer.x[0], "topk_ids": layer.ids[0], "topk_weights": layer.weights[0]}
+        with pytest.raises(ferry.TensorError, match=f"tensor {name}: wanted a tensor of torch, given list"):
+            exchange.dispatch(**(given | {name: [1]}))
+    received = exchange.dispatch(layer.x[0], layer.ids[0], layer.weights[0])
+    with pytest.raises(ferry.ArgumentError, match="received is None"):
+        exchange.combine(received.tokens, None)
+    with pytest.raises(ferry.TensorError, match="tensor expert_rows: wanted a tensor of torch"):
+        exchange.combine([1], received)
+    exchange.combine(received.tokens, received)

@@ -58,7 +58,7 @@ def copies(value):
 def test_exceptions_pickle_copy_and_compare(cls):
     error = made(cls)
     # Fields of every exception are annotated.
-    annotated = {name for base in cls.__mro__ for name in base.__dict__.get("__annotations__", {})}
+    annotated = {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
     assert set(FIELDS.get(cls.__name__, {})) == annotated
     for again in copies(error):
         assert type(again) is cls and str(again) == "the text" and again.args == error.args

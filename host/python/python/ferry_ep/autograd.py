@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .communicator import Communicator
-from .errors import ArgumentError, OrderError
+from .errors import ArgumentError, OrderError, refuse
 from .outputs import DispatchOutput
+from .scalars import shown
 
 __all__ = ["ReceivedRows", "RowExchange"]
 
@@ -62,6 +63,9 @@ class RowExchange:
         """Raises :class:`ferry_ep.ArgumentError` for a plan without a backward pass and for a ``backward``
         with another plan. ``capacity`` as in :meth:`ferry_ep.Communicator.outputs`. Not collective.
         """
+        for name, given in (("communicator", communicator), ("backward", backward)):
+            if not isinstance(given, Communicator) and (given is not None or name == "communicator"):
+                raise ArgumentError(f"{name} is {shown(given)}, but it is a ferry_ep.Communicator")
         config = communicator.plan.config
         if config.receive not in _LAYOUTS:
             raise ArgumentError(
@@ -84,6 +88,17 @@ class RowExchange:
         #: The forward round whose backward pass has opened a round that is still open.
         self._open_for: object | None = None
 
+    def __copy__(self) -> RowExchange:
+        """Returns this very exchange: copies of a layer use the same communicators."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> RowExchange:
+        """Returns this very exchange: copies of a layer use the same communicators."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an exchange belongs to its process, and cannot be pickled")
+
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None) -> ReceivedRows:
         """Makes :meth:`ferry_ep.Communicator.dispatch`. Collective.
 
@@ -92,6 +107,9 @@ class RowExchange:
         :class:`ferry_ep.ArgumentError` if ``topk_weights`` require a gradient without
         ``Config.combine_weights``, by which it returns.
         """
+        _require_tensors(
+            x=x, topk_ids=topk_ids, **({} if topk_weights is None else {"topk_weights": topk_weights})
+        )
         needs_weights = topk_weights is not None and topk_weights.requires_grad and torch.is_grad_enabled()
         if needs_weights and not self.communicator.plan.config.combine_weights:
             raise ArgumentError(
@@ -117,6 +135,9 @@ class RowExchange:
         ``Config.combine_weights`` alone, by default zeros then. Returns bfloat16 ``[tokens, hidden]``, and
         with ``weights`` also float32 ``[tokens, top_k]``. Errors are those of that call.
         """
+        if not isinstance(received, ReceivedRows):
+            raise ArgumentError(f"received is {shown(received)}, but dispatch returns it")
+        _require_tensors(expert_rows=expert_rows, **({} if weights is None else {"weights": weights}))
         given = weights
         if given is None and self.communicator.plan.config.combine_weights:
             given = torch.zeros_like(received.weights, requires_grad=False)
@@ -167,6 +188,12 @@ class RowExchange:
         return of_x, of_weights
 
 
+def _require_tensors(**given: Any) -> None:
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise refuse(name, "a tensor of torch", type(tensor).__name__)
+
+
 #: Outputs that have no gradient.
 _OTHERS = ("ids", "src_info", "source_counts", "expert_counts")
 
@@ -181,6 +208,11 @@ class _Dispatch(torch.autograd.Function):
         topk_ids: Tensor,
         topk_weights: Tensor | None,
     ) -> Any:
+        if exchange._open_for is not None and exchange.backward is exchange.communicator:
+            raise OrderError(
+                "a dispatch in a backward pass whose round is open: a checkpoint that ends between dispatch and "
+                "combine makes it again. Let a checkpoint hold both, or neither; abandon() ends the open round"
+            )
         out = exchange._send(exchange.communicator, x, topk_ids, topk_weights)
         ctx.exchange, ctx.round, ctx.tokens = exchange, forward, len(x)
         ctx.save_for_backward(topk_ids)

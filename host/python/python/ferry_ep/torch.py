@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from .communicator import Communicator
 from .config import Config
 from .errors import ArgumentError, ClosedError
 from .outputs import DispatchOutput
+from .scalars import shown, whole
 from .tensors import _TORCH, reader_of_torch, refuse
 
 __all__ = ["Exchange", "Experts", "MoE", "register"]
@@ -75,7 +77,10 @@ def _dispatch(
             _reader, (x, topk_ids, topk_weights, None), outputs, None, False
         )
     else:
-        named = dict(zip(communicator._output_names(), outputs, strict=True))
+        names = communicator._output_names()
+        if len(names) != len(outputs):
+            raise ArgumentError(f"{len(outputs)} outputs were given, and there are {len(names)}")
+        named = dict(zip(names, outputs, strict=True))
         blocks = named["scales"].shape[0] if "scale_offsets" in named else 0
         out = DispatchOutput(**named, rows=named["src_info"].shape[0], scale_blocks=blocks)
         communicator.dispatch(x, topk_ids, topk_weights, out=out)
@@ -171,6 +176,8 @@ class Exchange:
         """Raises :class:`ferry_ep.CapacityError`, and :class:`ferry_ep.ArgumentError` if the plan has
         ``combine_weights``. ``device`` is by default the communicator's.
         """
+        if not isinstance(communicator, Communicator):
+            raise ArgumentError(f"communicator is {shown(communicator)}, but it is a ferry_ep.Communicator")
         place = communicator.device if device is None else device
         self.device = torch.device("cpu" if communicator._copies else place)
         self.communicator = communicator
@@ -191,6 +198,17 @@ class Exchange:
         #: Written by both operators, so that they stay in order, and are not dropped as without effect.
         self._state = torch.empty(0, device=self.device)
 
+    def __copy__(self) -> Exchange:
+        """Returns this very exchange: copies of a layer use the same communicator."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Exchange:
+        """Returns this very exchange: copies of a layer use the same communicator."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an exchange belongs to its process, and cannot be pickled")
+
     def dispatch(
         self,
         x: Tensor,
@@ -205,18 +223,20 @@ class Exchange:
         ``topk_weights``: float32 ``[tokens, top_k]``. ``out``: outputs of an earlier dispatch, which this one
         overwrites, so that it allocates nothing. Errors are those of that call.
         """
-        _refuse_gradients(x, topk_weights)
+        _require(x=x, topk_ids=topk_ids, topk_weights=topk_weights)
         if out is None:
             named = {
                 name: torch.empty(shape, dtype=topk_ids.dtype if name == "ids" else dtype, device=self.device)
                 for name, dtype, shape in self._layout
             }
             out = DispatchOutput(**named, rows=self._rows, scale_blocks=self._blocks)
+        elif not isinstance(out, DispatchOutput):
+            raise refuse("out", "a DispatchOutput", type(out).__name__)
         tensors = []
         for name, _, shape in self._layout:
             tensor = getattr(out, name)
-            if tensor is None:
-                raise refuse(name, f"a tensor, shape {shape}", "none")
+            if not isinstance(tensor, Tensor):
+                raise refuse(name, f"a tensor, shape {shape}", _kind(tensor))
             tensors.append(tensor)
         _dispatch_operator(self.handle, self._state, x, topk_ids, topk_weights, tensors)
         return out
@@ -235,22 +255,32 @@ class Exchange:
         mode only. Returns bfloat16 ``[tokens, hidden]``, or the rows apart: ``out`` if it is given, which
         this call overwrites. Errors are those of that call.
         """
-        _refuse_gradients(expert_rows, topk_weights)
+        _require(expert_rows=expert_rows, topk_weights=topk_weights, combined=out)
         if out is None:
             apart = self.is_exact and topk_weights is None
+            if not torch.compiler.is_compiling():
+                tokens = whole("tokens", tokens)
             shape = [tokens, self.top_k, self.hidden] if apart else [tokens, self.hidden]
             out = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         _combine_operator(self.handle, self._state, expert_rows, topk_weights, out)
         return out
 
 
-def _refuse_gradients(*tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                raise ArgumentError(
-                    "a tensor requires a gradient, but this has no backward pass: ferry_ep.autograd has one"
-                )
+def _kind(given: object) -> str:
+    return "none" if given is None else type(given).__name__
+
+
+def _require(**given: Tensor | None) -> None:
+    """Raises for arguments that are no tensors, and for inputs that require a gradient."""
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor) and (
+            tensor is not None or name in ("x", "topk_ids", "expert_rows")
+        ):
+            raise refuse(name, "a tensor of torch", _kind(tensor))
+        if tensor is not None and name != "combined" and torch.is_grad_enabled() and tensor.requires_grad:
+            raise ArgumentError(
+                "a tensor requires a gradient, but this has no backward pass: ferry_ep.autograd has one"
+            )
 
 
 def require_layer(config: Config) -> None:
