@@ -57,7 +57,7 @@ def test_arguments_are_named(bench):
         exchange.dispatch(**given, out=[1, 2])
     out = of.ranks[0].outputs(given["x"])
     out.tokens = [1]
-    with pytest.raises(ferry.TensorError, match="tensor tokens: wanted a tensor, .* given list"):
+    with pytest.raises(ferry.TensorError, match=r"tensor tokens: wanted a tensor, .* given list"):
         exchange.dispatch(**given, out=out)
     outputs = (exchange.handle, exchange._state, *given.values(), [])
     with pytest.raises(ferry.ArgumentError, match="0 outputs were given, and there are 4"):

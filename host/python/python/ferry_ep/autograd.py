@@ -137,7 +137,9 @@ class RowExchange:
         """
         if not isinstance(received, ReceivedRows):
             raise ArgumentError(f"received is {shown(received)}, but dispatch returns it")
-        _require_tensors(expert_rows=expert_rows, **({} if weights is None else {"weights": weights}))
+        _require_tensors(expert_rows=expert_rows)
+        if weights is not None:
+            _require_tensors(weights=weights)
         given = weights
         if given is None and self.communicator.plan.config.combine_weights:
             given = torch.zeros_like(received.weights, requires_grad=False)
@@ -210,8 +212,9 @@ class _Dispatch(torch.autograd.Function):
     ) -> Any:
         if exchange._open_for is not None and exchange.backward is exchange.communicator:
             raise OrderError(
-                "a dispatch in a backward pass whose round is open: a checkpoint that ends between dispatch and "
-                "combine makes it again. Let a checkpoint hold both, or neither; abandon() ends the open round"
+                "a dispatch in a backward pass whose round is open: a checkpoint that ends between dispatch "
+                "and combine makes it again. Let a checkpoint hold both, or neither; abandon() ends the open "
+                "round"
             )
         out = exchange._send(exchange.communicator, x, topk_ids, topk_weights)
         ctx.exchange, ctx.round, ctx.tokens = exchange, forward, len(x)

@@ -297,8 +297,8 @@ def _is_writable(value: Any, is_numpy: bool) -> bool:
         return bool(value._is_writable)
     if hasattr(value, "__cuda_array_interface__"):
         return not value.__cuda_array_interface__["data"][1]
-    # Its arrays never change, and not every version says so.
-    return type(value).__module__.partition(".")[0] not in ("jax", "jaxlib")
+    # Their arrays never change, and not every version says so.
+    return type(value).__module__.partition(".")[0] not in ("jax", "jaxlib", "tensorflow")
 
 
 def _of_numpy(name: str, value: Any, wanted: str) -> Described:
