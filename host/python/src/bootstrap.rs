@@ -69,10 +69,15 @@ impl Bootstrap {
     /// rank.
     #[staticmethod]
     fn all_gather(
+        py: Python<'_>,
         function: Py<PyAny>,
         #[pyo3(from_py_with = scalars::rank)] rank: u32,
         #[pyo3(from_py_with = scalars::ranks)] ranks: u32,
     ) -> PyResult<Self> {
+        if !function.bind(py).is_callable() {
+            let text = "function cannot be called, but it gathers bytes of all ranks";
+            return Err(errors::raise("ArgumentError", text));
+        }
         let gather = move |bytes: &[u8]| call(&function, bytes);
         // SAFETY: the caller's function gathers as `Bootstrap` promises, and no other process has this rank:
         // documented on `ferry_ep.Bootstrap.all_gather`.

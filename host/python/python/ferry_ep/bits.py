@@ -6,13 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import _ferry
-from .errors import TensorError, refuse
+from .errors import ArgumentError, TensorError, refuse
+from .memory import PLAIN, View
+from .outputs import DispatchOutput
+from .scalars import number, shown, whole
 from .storages import require_storage
+from .tensors import describe, elements_of, scales_of
 
 if TYPE_CHECKING:
     from ._ferry import Plan
-    from .memory import View
-    from .outputs import DispatchOutput
 
 __all__ = ["decode", "from_bf16", "to_bf16"]
 
@@ -89,33 +91,75 @@ def decode(
     """
     import numpy
 
-    def numbers(array: Any, rows: int | None = None) -> list[int]:
-        return [] if array is None else array[:rows].tolist()
-
+    if not isinstance(plan, _ferry.Plan):
+        raise ArgumentError(f"plan is {shown(plan)}, but it is a ferry_ep.Plan")
     receive = plan.config.receive
     if (view is not None) != (receive == "view"):
-        raise refuse("view", "none" if view else "a view", f"{view}, as the plan's receive is {receive}")
-    rows = _rows(output, receive)
-    tokens, scales, row_scales = output.tokens, output.scales, output.row_scales
-    if view is not None:
-        tokens = view.tokens.numpy()
-        scales = scales if view.scales is None else view.scales.numpy()
-        row_scales = None if view.row_scales is None else view.row_scales.numpy()
+        given = "none" if view is None else f"of type {type(view).__name__}"
+        raise refuse("view", "none" if view else "a view", f"{given}, as the plan's receive is {receive}")
+    given = _Received(plan, output, view)
+    rows = given.rows
     is_row_major = _ferry.format_sizes(plan.config.format)[2] == "row-major" or (
         receive != "by-expert" and not plan.config.transposed_scales
     )
-    codes = numpy.ascontiguousarray(tokens[:rows]).tobytes()
+    codes = numpy.ascontiguousarray(given.tokens[:rows]).tobytes()
     factors = b""
-    if scales is not None:
-        factors = numpy.ascontiguousarray(scales[:rows] if is_row_major else scales).tobytes()
-    offsets = numbers(output.row_offsets), numbers(output.scale_offsets)
-    both = factors, numbers(row_scales, rows)
-    values = _ferry.decode_rows(plan, rows, codes, both, offsets, input_scale)
+    if given.scales is not None:
+        factors = numpy.ascontiguousarray(given.scales[:rows] if is_row_major else given.scales).tobytes()
+    offsets = given.numbers("row_offsets", "u32"), given.numbers("scale_offsets", "u32")
+    row_scales = [] if given.row_scales is None else given.row_scales[:rows].tolist()
+    scale = None if input_scale is None else number("input_scale", input_scale)
+    values = _ferry.decode_rows(plan, rows, codes, (factors, row_scales), offsets, scale)
     return numpy.frombuffer(values, dtype=numpy.float32).reshape(rows, plan.config.hidden)
 
 
-def _rows(output: DispatchOutput, receive: str) -> int:
-    """Returns the number of rows that a dispatch may have written."""
-    if receive == "by-expert":
-        return int(output.row_offsets[-1])
-    return int(output.source_counts.sum()) if receive == "compact" else output.rows
+class _Received:
+    """Arrays of a dispatch, each of NumPy and of its type."""
+
+    def __init__(self, plan: Plan, output: DispatchOutput, view: View | None) -> None:
+        if not isinstance(output, DispatchOutput):
+            raise refuse("output", "a DispatchOutput", type(output).__name__)
+        if view is not None and not isinstance(view, View):
+            raise refuse("view", "a View", type(view).__name__)
+        self.output = output
+        receive, format = plan.config.receive, plan.config.format
+        self.rows = whole("output.rows", output.rows)
+        if receive == "by-expert":
+            (*_, self.rows) = self.numbers("row_offsets", "u32") or [0]
+        if receive == "compact":
+            self.rows = sum(self.numbers("source_counts", "i32"))
+        if self.rows < 0:
+            raise refuse("source_counts", "numbers of at least 0", f"a sum of {self.rows}")
+        if view is not None:
+            self.tokens = view.tokens.numpy()
+        else:
+            self.tokens = self.array("tokens", elements_of(format), 2)
+            if self.tokens is None:
+                raise refuse("tokens", "an array of NumPy", "none")
+        self.scales: Any = self.array("scales", scales_of(format))
+        self.row_scales: Any = self.array("row_scales", "bf16", 1)
+        if view is not None and view.scales is not None:
+            self.scales = view.scales.numpy()
+        if view is not None and view.row_scales is not None:
+            self.row_scales = view.row_scales.numpy()
+
+    def array(self, name: str, wanted: str, dimensions: int | None = None) -> Any:
+        """Returns an output, if it is there."""
+        import numpy
+
+        value = getattr(self.output, name)
+        if value is None:
+            return None
+        if not isinstance(value, numpy.ndarray):
+            raise refuse(name, f"an array of NumPy, of {wanted}", type(value).__name__)
+        found = describe(name, value, wanted)
+        if found.data_type not in (wanted, PLAIN.get(wanted)):
+            raise refuse(name, f"elements of {wanted}", found.data_type)
+        if dimensions is not None and value.ndim != dimensions:
+            raise refuse(name, f"{dimensions} dimensions", f"shape {list(value.shape)}")
+        return value
+
+    def numbers(self, name: str, wanted: str) -> list[int]:
+        """Returns an output's numbers; none if it is not there."""
+        array = self.array(name, wanted, 1)
+        return [] if array is None else array.tolist()

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _ferry
 from ._ferry import Tensor
 from .blocks import HOST, Block
-from .errors import ArgumentError, BusyError, FerryError, OrderError
+from .errors import ArgumentError, BusyError, ClosedError, FerryError, OrderError
+from .memory import _Memory
 from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .scalars import whole
-from .tensors import Described, Repeated, describe, refuse, stream_of
+from .tensors import Described, Repeated, describe, elements_of, refuse, scales_of, stream_of
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -194,7 +195,7 @@ class Call:
             raise refuse("input", "2 dimensions", f"shape {list(shape)}")
         rows, columns = shape[0], shape[1] // 2
         _, group, layout = _ferry.format_sizes(format)
-        element = self.element_of(format)
+        element = elements_of(format)
         if group == 0:
             return SiluOutput(*self._allocate(like, (element, [rows, columns])))
         if layout is None:
@@ -204,18 +205,8 @@ class Call:
         else:
             blocks = self.communicator.plan._capacity(rows)[1]
             scales = [blocks, columns // (4 * group), 32, 4, 4]
-        made = self._allocate(like, (element, [rows, columns]), (self.scale_of(format), scales))
+        made = self._allocate(like, (element, [rows, columns]), (scales_of(format), scales))
         return SiluOutput(*made)
-
-    def element_of(self, format: str) -> str:
-        """Returns the type of a format's elements."""
-        return {16: "bf16", 8: "e4m3", 4: "e2m1"}[_ferry.format_sizes(format)[0]]
-
-    def scale_of(self, format: str) -> str:
-        """Returns the type of a format's scales."""
-        if format == "fp8":
-            return "f32"
-        return "e4m3" if format.startswith("nvfp4") else "e8m0"
 
     def require_peers(self, *, sent: int = 0, returned: int = 0) -> None:
         """Raises if the call would wait on the host for another rank of this thread."""
@@ -223,7 +214,9 @@ class Call:
             self.communicator._require_peers(sent, returned)
 
     def require_device_memory(self) -> None:
-        """Raises if an argument is a CPU array."""
+        """Raises if an argument is a CPU array, and after close."""
+        if self.communicator._native.closed:
+            raise ClosedError(f"rank {self.communicator.rank}: the communicator was closed")
         if self.copies:
             raise ArgumentError("a prepared call takes memory of the device, and an array is on the CPU")
 
@@ -265,6 +258,7 @@ class Call:
         communicator = self.communicator
         if described.device in ("rank", communicator.device):
             self._record(described.owner)
+            _require_own(name, described.owner, communicator)
             return described.tensor(), 0
         if described.device != "cpu" or not communicator._copies:
             wanted = "the CPU" if communicator._copies else communicator.device
@@ -289,3 +283,17 @@ class Call:
         self._blocks.append(block)
         communicator._native._upload(block.address, described.address, nbytes)
         return described.tensor(block.address), block.address
+
+
+def _require_own(name: str, owner: Any, communicator: Rank) -> None:
+    """Raises for an array of another rank's device."""
+    if isinstance(owner, Tensor):
+        owner = owner.owner
+    if not isinstance(owner, _Memory) or owner.communicator is communicator:
+        return
+    of = owner.communicator
+    # Simulated ranks of a group, and ranks of other groups, have memory of their own.
+    is_apart = communicator._copies and (of.rank, of._group) != (communicator.rank, communicator._group)
+    if of.device != communicator.device or is_apart:
+        wanted, given = (f"memory of rank {rank.rank} on {rank.device}" for rank in (communicator, of))
+        raise refuse(name, wanted, given)

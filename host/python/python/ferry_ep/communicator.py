@@ -12,6 +12,7 @@ from .errors import ArgumentError, refuse
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
 from .scalars import flag, number, shown, text, whole
+from .tensors import elements_of, scales_of
 
 __all__ = ["Communicator"]
 
@@ -367,13 +368,13 @@ class Communicator(Rank):
         out = call.silu_output(gates_and_ups, text("format", format)) if out is None else out
         if not isinstance(out, SiluOutput):
             raise refuse("out", "a SiluOutput", type(out).__name__)
-        tiled = format.endswith(":tiled")
+        tiled, offsets = format.endswith(":tiled"), call.maybe("scale_offsets", scale_offsets, "u32")
         call.launch(
             partial(
                 self._native._silu,
                 format=text("format", format),
-                scales=None if out.scales is None else call.give("scales", out.scales, call.scale_of(format)),
-                scale_offsets=call.maybe("scale_offsets", scale_offsets if tiled else None, "u32"),
+                scales=None if out.scales is None else call.give("scales", out.scales, scales_of(format)),
+                scale_offsets=offsets if tiled else None,
                 input_scales=call.maybe("input_scales", input_scales, "f32"),
                 interleaved=flag("interleaved", interleaved),
                 clamp=_clamp(clamp),
@@ -381,7 +382,7 @@ class Communicator(Rank):
             ),
             call.take("input", gates_and_ups, "bf16"),
             call.take("row_offsets", row_offsets, "u32"),
-            call.give("output", out.rows, call.element_of(format)),
+            call.give("output", out.rows, elements_of(format)),
         )
         call.finish(of_round=False)
         return out

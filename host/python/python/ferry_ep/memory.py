@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ._ferry import Tensor, dlpack
 from .blocks import Block
-from .errors import ClosedError, ForkError, OrderError
-from .tensors import _NUMPY, _dense, describe, refuse
+from .errors import ArgumentError, ClosedError, ForkError, OrderError
+from .scalars import shape_of
+from .tensors import _NUMPY, _dense, describe, element, refuse
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +26,9 @@ _TYPESTRS |= {"int64": "<i8", "uint32": "<u4"}
 #: Code and bits of dlpack.h. FP8 and 4-bit elements are plain bytes, as not every library has them.
 _ELEMENTS = {"bf16": (4, 16), "f16": (2, 16), "f32": (2, 32), "i32": (0, 32), "i64": (0, 64), "u32": (1, 32)}
 #: Plain bits for elements that libraries have no name for.
-_PLAIN = {"bf16": "u16", "e4m3": "u8", "e8m0": "u8"}
+PLAIN = {"bf16": "u16", "e4m3": "u8", "e8m0": "u8", "e2m1": "u8"}
+#: Most elements of an array.
+_MOST = 2**48
 #: kDLCUDA of dlpack.h.
 _ON_CUDA = 2
 
@@ -161,12 +164,25 @@ class DeviceArray(_Memory):
     calls on the same stream: keep such an array for as long as work on another stream uses it.
     """
 
-    def __init__(
-        self, communicator: Rank, data_type: str, shape: tuple[int, ...], *, stream: int | None = None
-    ) -> None:
-        """Allocates ``shape`` elements; with ``stream``, for work of that stream alone. Synchronizes."""
-        bits = _BITS[data_type]
-        self.nbytes = -(-math.prod(shape) * bits // 8)
+    def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
+        """Makes :meth:`ferry_ep.Communicator.empty`. Synchronizes."""
+        name = "u8" if data_type == "u8" else element(data_type)
+        sizes = shape_of(shape)
+        if name == "e2m1" and (not sizes or sizes[-1] % 2):
+            raise ArgumentError(f"shape is {sizes}, but two elements of e2m1 are a byte: the last is even")
+        if math.prod(sizes) > _MOST:
+            raise ArgumentError(f"shape is {sizes}, but an array has at most {_MOST} elements")
+        self._begin(communicator, name, sizes, None)
+
+    @classmethod
+    def _lent(cls, communicator: Rank, data_type: str, shape: tuple[int, ...], stream: int) -> Self:
+        """Allocates memory for work of this stream alone, which others use after this array."""
+        array = cls.__new__(cls)
+        array._begin(communicator, data_type, shape, stream)
+        return array
+
+    def _begin(self, communicator: Rank, data_type: str, shape: tuple[int, ...], stream: int | None) -> None:
+        self.nbytes = -(-math.prod(shape) * _BITS[data_type] // 8)
         self._blocks = communicator._blocks
         self._block: Block | None = None
         if stream is None:
@@ -181,7 +197,7 @@ class DeviceArray(_Memory):
         self._require()
         given = describe("array", array, self.data_type)
         tensor = given.tensor()
-        is_type = given.data_type in (self.data_type, _PLAIN.get(self.data_type))
+        is_type = given.data_type in (self.data_type, PLAIN.get(self.data_type))
         is_dense = given.shape == self.shape and tensor.nbytes == self.nbytes
         if given.device != "cpu" or not is_type or not is_dense:
             wanted = f"a CPU array of {self.data_type} without gaps, shape {list(self.shape)}"
@@ -189,6 +205,8 @@ class DeviceArray(_Memory):
         self._communicator._native._upload(self._address, given.address, self.nbytes)
 
     def _require(self) -> None:
+        # Raises in a fork.
+        _ = self._communicator._native.closed
         if self._blocks.ended:
             rank = self._communicator.rank
             raise ClosedError(f"the array's memory has ended: rank {rank}'s communicator was closed")

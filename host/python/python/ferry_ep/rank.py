@@ -17,8 +17,8 @@ from .calls import Answers, Call, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, ForkError, PoisonedError, ThreadError
 from .memory import DeviceArray, View
 from .outputs import TENSORS, DispatchOutput
-from .scalars import shape_of, shown, whole
-from .tensors import Repeated, element, is_allocated_here
+from .scalars import shown, whole
+from .tensors import Repeated, element, elements_of, is_allocated_here, scales_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -220,11 +220,7 @@ class Rank:
         ``"e8m0"``, ``"e2m1"`` or ``"u8"``, or a name or ``dtype`` of these in NumPy or torch. Raises
         :class:`ferry_ep.ArgumentError` for others.
         """
-        name = "u8" if data_type == "u8" else element(data_type)
-        sizes = shape_of(shape)
-        if name == "e2m1" and (not sizes or sizes[-1] % 2):
-            raise ArgumentError(f"shape is {shape!r}, but two elements of e2m1 are a byte: the last is even")
-        return DeviceArray(self, name, sizes)
+        return DeviceArray(self, data_type, shape)
 
     # Waits, faults and the end
 
@@ -339,12 +335,12 @@ class Rank:
         call = Call(self, stream)
         (x, scales), format = codes_and_scales(x), self.plan.config.format
         given = _ferry.DispatchInput(
-            call.take("x", x, "bf16" if scales is None else call.element_of(format)),
+            call.take("x", x, "bf16" if scales is None else elements_of(format)),
             call.take("topk_ids", topk_ids, "i32"),
             call.maybe("topk_weights", topk_weights, "f32"),
             call.maybe("input_scale", input_scale, "f32"),
             call.maybe("tokens_on_device", tokens, "u32"),
-            call.maybe("x_scales", scales, call.scale_of(format)),
+            call.maybe("x_scales", scales, scales_of(format)),
         )
         return call, given
 
@@ -379,12 +375,11 @@ class Rank:
         """
         if is_allocated_here(like, self._copies):
             return arrays.allocate(like)
+        layouts = [(data_type, tuple(shape)) for data_type, shape in arrays.layouts]
         # A graph uses its memory again.
-        if stream is not None and self._native._capture(stream) is not None:
-            stream = None
-        return [
-            DeviceArray(self, data_type, tuple(shape), stream=stream) for data_type, shape in arrays.layouts
-        ]
+        if stream is None or self._native._capture(stream) is not None:
+            return [DeviceArray(self, *layout) for layout in layouts]
+        return [DeviceArray._lent(self, *layout, stream) for layout in layouts]
 
     def _wait(self, stream: int, *, of_round: bool = True, is_part: bool = False) -> None:
         """Waits for everything enqueued on ``stream``. Copies of earlier calls are then free. ``is_part``: of

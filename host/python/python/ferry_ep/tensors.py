@@ -9,7 +9,7 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-from ._ferry import Reader, Tensor
+from ._ferry import Reader, Tensor, format_sizes
 from .capsules import of_capsule
 from .errors import ArgumentError, refuse
 from .scalars import shown
@@ -21,10 +21,12 @@ __all__ = [
     "allocate",
     "describe",
     "element",
+    "elements_of",
     "is_allocated_here",
     "reader_of",
     "reader_of_torch",
     "refuse",
+    "scales_of",
     "stream_of",
 ]
 
@@ -118,6 +120,18 @@ def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> De
     return found
 
 
+def elements_of(format: str) -> str:
+    """Returns the type of a format's elements."""
+    return {16: "bf16", 8: "e4m3", 4: "e2m1"}[format_sizes(format)[0]]
+
+
+def scales_of(format: str) -> str:
+    """Returns the type of a format's scales."""
+    if format == "fp8":
+        return "f32"
+    return "e4m3" if format.startswith("nvfp4") else "e8m0"
+
+
 def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
     """Describes an array in the words of its library."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -134,7 +148,7 @@ def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
             )
         return found
     is_numpy = numpy is not None and isinstance(value, numpy.ndarray)
-    if written and not _is_writable(value, is_numpy):
+    if written and not _is_writable(name, value, is_numpy):
         raise refuse(name, "memory that can be written", f"a read-only {type(value).__name__}")
     if is_numpy:
         return _of_numpy(name, value, wanted)
@@ -289,14 +303,14 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
     return found
 
 
-def _is_writable(value: Any, is_numpy: bool) -> bool:
+def _is_writable(name: str, value: Any, is_numpy: bool) -> bool:
     """Whether calls may write an array of any library but torch; DLPack alone says so later."""
     if is_numpy:
         return bool(value.flags.writeable)
     if hasattr(value, "_ferry_tensor"):
         return bool(value._is_writable)
     if hasattr(value, "__cuda_array_interface__"):
-        return not value.__cuda_array_interface__["data"][1]
+        return not _interface_of(name, value)["data"][1]
     # Their arrays never change, and not every version says so.
     return type(value).__module__.partition(".")[0] not in ("jax", "jaxlib", "tensorflow")
 
@@ -330,8 +344,25 @@ def _memory_of(owner: Any) -> tuple[int, int] | None:
     return None
 
 
-def _of_cuda_interface(name: str, value: Any, wanted: str) -> Described:
+def _interface_of(name: str, value: Any) -> dict[str, Any]:
+    """Returns the interface of an array on a GPU. Raises :class:`TensorError` for one that is incomplete."""
     interface = value.__cuda_array_interface__
+    try:
+        address, is_read_only = interface["data"]
+        typestr, shape, strides = str(interface["typestr"]), interface["shape"], interface.get("strides")
+        return {
+            "data": (int(address), bool(is_read_only)),
+            "typestr": f"{typestr[:2]}{int(typestr[2:])}",
+            "shape": tuple(int(size) for size in shape),
+            "strides": None if strides is None else tuple(int(stride) for stride in strides),
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        given = f"a {type(value).__name__} with an incomplete one: {error!r}"
+        raise refuse(name, "a whole __cuda_array_interface__", given) from None
+
+
+def _of_cuda_interface(name: str, value: Any, wanted: str) -> Described:
+    interface = _interface_of(name, value)
     kind = _type_of_typestr(str(interface["typestr"]))
     kind = str(getattr(getattr(value, "dtype", None), "name", kind))
     device = getattr(getattr(value, "device", None), "id", 0)
