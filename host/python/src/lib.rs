@@ -15,6 +15,7 @@ mod group;
 mod handles;
 mod interrupt;
 mod local_ranks;
+mod messages;
 mod operators;
 mod outputs;
 mod placed;
@@ -62,6 +63,7 @@ mod _ferry {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::process::count_forks(module.py())?;
+        crate::messages::begin(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("has_cuda", cfg!(feature = "cuda"))?;
         module.add("has_nvshmem", cfg!(feature = "nvshmem"))

@@ -22,6 +22,11 @@ pub(crate) fn count_forks(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Number of forks between the first process with this module and this one.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 #[pyfunction]
 fn has_forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import ferry_ep as ferry
 import numpy as np
@@ -234,3 +236,22 @@ def test_arrays_that_a_wait_fills_are_still_there(bench):
     with pytest.raises(ferry.TensorError, match="combined: wanted the memory that it had"):
         of.ranks[1].combine_wait()
     assert of.ranks[1].round == "combine sent"
+
+
+def test_a_communicator_in_a_round_ends_with_its_last_reference(bench):
+    """``del`` drops it, without a collection of cycles."""
+    of = bench(2)
+    x, ids, weights = of.problem(1).arguments
+    group, plan = of.group, of.plan
+    for half in (False, True):
+        ranks = ferry.Communicators(group, plan)
+        references = [weakref.ref(rank) for rank in ranks]
+        if half:
+            rows = ranks.dispatch(x, ids, weights)
+            ranks.combine_async([output.tokens for output in rows])
+        else:
+            ranks.dispatch_async(x, ids, weights)
+        gc.disable()
+        del ranks
+        assert [reference() for reference in references] == [None, None]
+        gc.enable()

@@ -12,12 +12,16 @@ import statistics
 import time
 
 from . import Communicators, Config, Group, Plan, to_bf16
+from .commands import sentences
+
+PROGRAM = "python -m ferry_ep.bench"
 
 
+@sentences(PROGRAM)
 def main(arguments: list[str] | None = None) -> None:
     """Measures with these arguments, by default the program's."""
     description = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m ferry_ep.bench", description=description)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=description)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--devices", type=lambda text: [int(number) for number in text.split(",")])
     where.add_argument("--simulated", action="store_true", help="the simulator (default without --devices)")

@@ -18,9 +18,11 @@ from .scalars import whole
 from .tensors import Described, Repeated, describe, elements_of, refuse, scales_of, stream_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .rank import Rank
 
-__all__ = ["Answers", "Call", "accepted", "codes_and_scales"]
+__all__ = ["Answers", "Call", "Opened", "accepted", "codes_and_scales"]
 
 #: Exceptions of calls that launched nothing, so that their memory is free at once.
 _REFUSALS = (ArgumentError, BusyError, OrderError)
@@ -71,6 +73,14 @@ class _Written(NamedTuple):
             raise refuse(self.name, "the memory that it had when the call began", "other memory")
 
 
+class Opened(NamedTuple):
+    """What a first half leaves for the second: whether it copies, what it writes, and memory of copies."""
+
+    copies: bool
+    written: list[_Written]
+    blocks: list[Block]
+
+
 @contextmanager
 def accepted(calls: Sequence[Call]) -> Iterator[None]:
     """Surrounds the native call that launches ``calls``, of one rank each: what it launched keeps its memory
@@ -90,7 +100,7 @@ def accepted(calls: Sequence[Call]) -> Iterator[None]:
 def _keep(calls: Sequence[Call]) -> None:
     for call in calls:
         if call.copies:
-            call.communicator._pending.append(call)
+            call.communicator._pending.append(call.blocks)
 
 
 def _require_apart(calls: Sequence[Call]) -> None:
@@ -124,7 +134,7 @@ class Call:
         #: Arrays that the call writes.
         self.written: list[_Written] = []
         #: Memory of the copies.
-        self._blocks: list[Block] = []
+        self.blocks: list[Block] = []
 
     def take(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is read, of elements ``wanted``."""
@@ -220,10 +230,19 @@ class Call:
         if self.copies:
             raise ArgumentError("a prepared call takes memory of the device, and an array is on the CPU")
 
-    def require_same(self) -> None:
-        """Raises if an array that a first half was to fill has other memory by now."""
-        for written in self.written:
-            written.require_same()
+    def opened(self) -> Opened:
+        """Returns what the second half of this call fills."""
+        return Opened(self.copies, self.written, self.blocks)
+
+    @classmethod
+    def second(cls, communicator: Rank, opened: Opened | None, stream: Any) -> Self:
+        """Begins the second half of a call. Raises if an array that it fills has other memory by now."""
+        call = cls(communicator, stream)
+        if opened is not None:
+            call.copies, call.written, call.blocks = opened
+            for written in call.written:
+                written.require_same()
+        return call
 
     def launch(self, native: Callable[..., None], *arguments: Any) -> None:
         """Makes the native call."""
@@ -280,7 +299,7 @@ class Call:
         communicator = self.communicator
         nbytes = described.tensor().nbytes
         block = communicator._blocks.lend(nbytes, HOST)
-        self._blocks.append(block)
+        self.blocks.append(block)
         communicator._native._upload(block.address, described.address, nbytes)
         return described.tensor(block.address), block.address
 

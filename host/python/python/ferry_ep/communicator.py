@@ -258,18 +258,17 @@ class Communicator(Rank):
         given, output = call.answers(answers), call.sums(out, weights)
         call.launch(self._native._combine_async, given, output)
         self._drive()
-        self._open = call
+        self._open = call.opened()
         return out if weights is None else (out, weights)
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
-        call, now = self._open or Call(self, 0), self._stream(stream)
-        call.require_same()
+        opened = self._open
+        call = Call.second(self, opened, stream)
         call.require_peers()
-        self._native._combine_wait(now)
-        if self._open is call:
+        self._native._combine_wait(call.stream)
+        if self._open is opened:
             self._open = None
-        call.stream = now
         call.finish()
 
     def give_up(self, *, stream: Any = None) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 
 from . import Communicators, Config, Group, Plan, from_bf16, to_bf16
+from .commands import sentences
+
+PROGRAM = "python -m ferry_ep.demo"
 
 
+@sentences(PROGRAM)
 def main(arguments: list[str] | None = None) -> None:
     """Runs the demo with these arguments, by default the program's."""
-    parser = argparse.ArgumentParser(prog="python -m ferry_ep.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="simulated ranks (default: 4)")
     parser.add_argument("--experts", type=int, default=2, help="experts of a rank (default: 2)")
     parser.add_argument("--tokens", type=int, default=6, help="tokens of a rank (default: 6)")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _ferry
 from ._ferry import Fault, Group, Plan
-from .blocks import Blocks
-from .calls import Answers, Call, codes_and_scales
+from .blocks import Block, Blocks
+from .calls import Answers, Call, Opened, codes_and_scales
 from .errors import ArgumentError, FaultError, FerryError, ForkError, PoisonedError, ThreadError
 from .memory import DeviceArray, View
 from .outputs import TENSORS, DispatchOutput
@@ -109,10 +109,10 @@ class Rank:
         self._faults: list[Fault] = []
         #: All device memory.
         self._blocks = Blocks(native)
-        #: Calls whose copies of CPU arrays are in use until the next wait.
-        self._pending: list[Call] = []
+        #: Copies of CPU arrays of calls, in use until the next wait.
+        self._pending: list[list[Block]] = []
         #: The combine whose wait comes next.
-        self._open: Call | None = None
+        self._open: Opened | None = None
         #: Names of a dispatch's outputs, once they were asked for.
         self._names: list[str] | None = None
         self._taken: tuple[Callable[[Any], tuple[Any, ...]], tuple[bool, ...]] | None = None

@@ -188,20 +188,19 @@ class Communicators(Sequence[Communicator]):
             _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
         for rank, call in zip(self, calls, strict=True):
             rank._drive()
-            rank._open = call
+            rank._open = call.opened()
         return results
 
     def combine_wait(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.combine_wait` on all ranks."""
-        fresh = self._calls(streams)
-        calls = [rank._open or now for rank, now in zip(self, fresh, strict=True)]
-        for call in calls:
-            call.require_same()
-        _ferry.combine_wait_all(self._natives(), _streams(fresh))
-        for rank, call, now in zip(self, calls, fresh, strict=True):
-            if rank._open is call:
+        each = self._each("streams", streams)
+        opened = [rank._open for rank in self]
+        halves = zip(self, opened, each, strict=True)
+        calls = [Call.second(rank, half, stream) for rank, half, stream in halves]
+        _ferry.combine_wait_all(self._natives(), _streams(calls))
+        for rank, half in zip(self, opened, strict=True):
+            if rank._open is half:
                 rank._open = None
-            call.stream = now.stream
         _finish(calls)
 
     def give_up(self, *, streams: Each | None = None) -> None:
