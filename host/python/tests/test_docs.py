@@ -18,7 +18,7 @@ import ferry_ep as ferry
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-README = Path(__file__).parent.parent.parent.parent / "README.md"
+READMES = [Path(__file__).parents[levels] / "README.md" for levels in (3, 1)]
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "python.md"
 
 
@@ -51,11 +51,12 @@ def test_the_guide(tmp_path, monkeypatch):
     assert ran >= 3
 
 
-def test_the_readme():
+@pytest.mark.parametrize("readme", READMES, ids=["project", "package"])
+def test_the_readme(readme):
     """README's block of Python runs as it stands."""
-    (block,) = [part.split("```")[0] for part in README.read_text().split("```python\n")[1:]]
+    (block,) = [part.split("```")[0] for part in readme.read_text().split("```python\n")[1:]]
     names: dict = {}
-    exec(compile(block, str(README), "exec"), names)
+    exec(compile(block, str(readme), "exec"), names)
     assert [ferry.from_bf16(of).tolist() for of in names["sums"]] == [[[2.0] * 64]] * 2
 
 
