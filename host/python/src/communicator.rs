@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::{Capacity, DataType, Device, DevicePtr, Rank, ReceivedCounts, Round, Stream, Tensor};
+use ferry::{Capacity, DataType, Device, Rank, ReceivedCounts, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -118,7 +118,7 @@ impl Communicator {
     }
 
     #[getter]
-    fn closed(&self) -> PyResult<bool> {
+    pub(crate) fn closed(&self) -> PyResult<bool> {
         Ok(self
             .inner
             .get("communicator")?
@@ -297,72 +297,6 @@ impl Communicator {
             Ok(())
         })
     }
-
-    /// Allocates device memory, and returns its address. Synchronizes.
-    fn _alloc(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
-        if self.closed()? {
-            return Err(self.is_closed());
-        }
-        let device = self.device_of()?;
-        let at = py.detach(|| device.alloc(bytes)).map_err(errors::from)?;
-        Ok(at.address())
-    }
-
-    /// Frees memory of `_alloc`, which nothing uses any more. Synchronizes.
-    fn _free(&self, py: Python<'_>, address: u64) -> PyResult<()> {
-        let device = self.device_of()?;
-        // SAFETY: the Python sources pass what `_alloc` returned, once, after the work that used it.
-        let freed = py.detach(|| unsafe { device.free(DevicePtr::new(address, 0)) });
-        freed.map_err(errors::from)
-    }
-
-    /// Copies `bytes` bytes from the host to the device. Synchronizes.
-    fn _upload(&self, py: Python<'_>, to: u64, from_: usize, bytes: usize) -> PyResult<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        require_memory(from_)?;
-        let device = self.device_of()?;
-        py.detach(|| {
-            // SAFETY: the Python sources pass the address and size of an array that they hold, and whose
-            // memory they have compared with its shape.
-            let source = unsafe { std::slice::from_raw_parts(from_ as *const u8, bytes) };
-            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
-            let to = unsafe { DevicePtr::new(to, bytes as u64) };
-            device.upload(to, source)
-        })
-        .map_err(errors::from)
-    }
-
-    /// Copies `bytes` bytes from the device to the host. Synchronizes.
-    fn _download(&self, py: Python<'_>, from_: u64, to: usize, bytes: usize) -> PyResult<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        require_memory(to)?;
-        let device = self.device_of()?;
-        py.detach(|| {
-            // SAFETY: the Python sources pass the address and size of an array that they hold, whose memory
-            // they have compared with its shape, and that no other thread uses meanwhile.
-            let target = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
-            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
-            let from = unsafe { DevicePtr::new(from_, bytes as u64) };
-            device.download(from, target)
-        })
-        .map_err(errors::from)
-    }
-
-    /// Waits for everything enqueued on `stream`, and looks for no fault.
-    fn _wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let device = self.device_of()?;
-        let waited = interrupt::detach(py, || device.synchronize(handle(stream)))?;
-        waited.map_err(errors::from)
-    }
-
-    /// Number of the capture that `stream` is in, if it is.
-    fn _capture(&self, stream: u64) -> PyResult<Option<u64>> {
-        Ok(self.device_of()?.capture(handle(stream)))
-    }
 }
 
 impl Communicator {
@@ -401,7 +335,7 @@ impl Communicator {
         interrupt::detach(py, || act(communicator))?.map_err(errors::from)
     }
 
-    /// Locks the communicator once no other thread is in one of its calls, each of which ends by the deadline.
+    /// Locks the communicator once no other thread is in one of its calls, which end by the deadline.
     fn lock_after_others(
         &self,
         py: Python<'_>,
@@ -455,14 +389,6 @@ impl Communicator {
     /// This rank.
     pub(crate) const fn number(&self) -> Rank {
         Rank(self.rank)
-    }
-}
-
-/// Refuses the address of an array without memory.
-fn require_memory(address: usize) -> PyResult<()> {
-    match address {
-        0 => Err(errors::tensor("array", "memory", "none: its address is 0")),
-        _ => Ok(()),
     }
 }
 

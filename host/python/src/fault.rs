@@ -5,11 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use ferry::device::FaultPage;
 use pyo3::prelude::*;
 
-use crate::errors;
-use crate::scalars;
-
 /// Words of a record.
-const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
+pub(crate) const WORDS: usize = size_of::<FaultPage>() / size_of::<u64>();
 
 /// Report of a kernel: about an input, or the reason why a rank gave up. ``str`` says all of it.
 #[pyclass(frozen, eq, module = "ferry_ep")]
@@ -18,26 +15,6 @@ pub(crate) struct Fault(pub(crate) ferry::Fault);
 
 #[pymethods]
 impl Fault {
-    /// Makes a copy of what `__reduce__` returned: the record and the number of ranks that share the GPU.
-    #[new]
-    #[pyo3(signature = (words, gpu_ranks, /))]
-    fn new(
-        #[pyo3(from_py_with = scalars::words)] words: Vec<u64>,
-        #[pyo3(from_py_with = scalars::gpu_ranks)] gpu_ranks: Option<u32>,
-    ) -> PyResult<Self> {
-        let words: Option<[u64; WORDS]> = words.try_into().ok();
-        let page = words.map(bytemuck::cast::<_, FaultPage>);
-        let fault = page.and_then(|page| page.fault()).ok_or_else(|| {
-            errors::raise("ArgumentError", "words are no record of a kernel's fault")
-        })?;
-        Ok(Self(ferry::Fault { gpu_ranks, ..fault }))
-    }
-
-    fn __reduce__(slf: &Bound<'_, Self>) -> (Py<PyAny>, ([u64; WORDS], Option<u32>)) {
-        let class = slf.get_type().into_any().unbind();
-        (class, (slf.get().words(), slf.get().0.gpu_ranks))
-    }
-
     fn __hash__(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.words().hash(&mut hasher);
@@ -141,7 +118,8 @@ impl Fault {
 }
 
 impl Fault {
-    fn words(&self) -> [u64; WORDS] {
+    /// The record, without the number of ranks that share the GPU.
+    pub(crate) fn words(&self) -> [u64; WORDS] {
         bytemuck::cast(FaultPage::of(&self.0, 1))
     }
 }

@@ -15,6 +15,7 @@ mod group;
 mod handles;
 mod interrupt;
 mod local_ranks;
+mod memory;
 mod messages;
 mod operators;
 mod outputs;

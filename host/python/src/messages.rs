@@ -1,7 +1,7 @@
 //! Messages of the library as records of Python's `logging`, of the logger `ferry_ep`.
 //!
-//! They come from any thread, without the interpreter's lock, and while locks of the library are held, which a
-//! handler's code may need. So a thread of its own, which the first message starts, hands them over.
+//! They come from any thread, without the interpreter's lock, and while locks of the library are held, which
+//! a handler's code may need. So a thread of its own, which the first message starts, hands them over.
 
 use std::fmt::Debug;
 use std::sync::Mutex;

@@ -156,7 +156,10 @@ impl Plan {
     /// Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
     /// format and ``receive`` layout do not have. ``capacity`` (``None`` is ``"max"``) and ``id_type`` are
     /// those of :meth:`ferry_ep.Communicator.outputs`, and so are the errors. Not collective.
-    #[pyo3(signature = (capacity=None, *, id_type=String::from("i32")), text_signature = "($self, capacity=None, *, id_type='i32')")]
+    #[pyo3(
+        signature = (capacity=None, *, id_type=String::from("i32")),
+        text_signature = "($self, capacity=None, *, id_type='i32')"
+    )]
     fn output_layout<'py>(
         &self,
         py: Python<'py>,

@@ -50,7 +50,9 @@ class RowExchange:
     combine of a round. A backward pass is a round of ``backward``, by default the same communicator, of which
     no round may be open then: a program that runs the backward pass of one batch between dispatch and combine
     of another gives it a second communicator. Otherwise it raises :class:`ferry_ep.OrderError`, and nothing
-    was sent. Gradients travel as BF16, those of weights as float32. There is no second derivative.
+    was sent. A checkpoint holds both dispatch and combine, or neither: between them dispatch would be made
+    again in an open round. Gradients travel as BF16, those of weights as float32. There is no second
+    derivative.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class RowExchange:
         """Raises :class:`ferry_ep.ArgumentError` for a plan without a backward pass and for a ``backward``
         with another plan. ``capacity`` as in :meth:`ferry_ep.Communicator.outputs`. Not collective.
         """
-        for name, given in (("communicator", communicator), ("backward", backward)):
-            if not isinstance(given, Communicator) and (given is not None or name == "communicator"):
-                raise ArgumentError(f"{name} is {shown(given)}, but it is a ferry_ep.Communicator")
+        for name, handle in (("communicator", communicator), ("backward", backward)):
+            if not isinstance(handle, Communicator) and (handle is not None or name == "communicator"):
+                raise ArgumentError(f"{name} is {shown(handle)}, but it is a ferry_ep.Communicator")
         config = communicator.plan.config
         if config.receive not in _LAYOUTS:
             raise ArgumentError(

@@ -95,8 +95,8 @@ def decode(
         raise ArgumentError(f"plan is {shown(plan)}, but it is a ferry_ep.Plan")
     receive = plan.config.receive
     if (view is not None) != (receive == "view"):
-        given = "none" if view is None else f"of type {type(view).__name__}"
-        raise refuse("view", "none" if view else "a view", f"{given}, as the plan's receive is {receive}")
+        kind = "none" if view is None else f"of type {type(view).__name__}"
+        raise refuse("view", "none" if view else "a view", f"{kind}, as the plan's receive is {receive}")
     given = _Received(plan, output, view)
     rows = given.rows
     is_row_major = _ferry.format_sizes(plan.config.format)[2] == "row-major" or (

@@ -65,14 +65,15 @@ class Communicator(Rank):
         expert, ``Config.options``.
         ``topk_weights``: f32 ``[tokens, top_k]``, the router's weights, which a reduced combine applies.
         ``out``: outputs of :meth:`outputs`, whose ``ids`` are of the type of ``topk_ids``; ``None`` allocates
-        them like ``x``, with ``capacity``.
+        them in the library of ``x`` (of torch, NumPy, CuPy, or :class:`ferry_ep.DeviceArray`; for others that
+        on a GPU, and NumPy's in the simulator), with ``capacity``.
         ``input_scale``: f32 ``[1]``, ``nvfp4`` only. ``tokens_on_device``: u32 ``[1]``, number of tokens,
         read by the kernel (``Config.options``). ``stream``: a stream of this rank's device, as torch's,
         CuPy's, or its handle; ``None`` is torch's current one if torch is loaded, else the default stream.
 
         Returns the outputs. Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.OrderError`,
-        :class:`ferry_ep.CapacityError`, :class:`ferry_ep.ArgumentError`: nothing was sent then, and the round
-        stays as it was. In a simulated group with CPU arrays also :class:`ferry_ep.FaultError`, as the call
+        :class:`ferry_ep.CapacityError`, :class:`ferry_ep.ArgumentError`: nothing was sent or written then,
+        and the round stays as it was. In a simulated group with CPU arrays also :class:`ferry_ep.FaultError`, as the call
         waits, and :class:`ferry_ep.ThreadError` if it would wait for a rank of this thread.
         """
         if input_scale is None and tokens_on_device is None and stream is None:
