@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import ferry_ep as ferry
 import numpy as np
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 
 class Interface:
@@ -53,7 +56,6 @@ def masked(array):
 
 def of_torch(array):
     """Returns tensors of torch without all their memory, if torch is there."""
-    torch = sys.modules.get("torch")
     if torch is None:
         return {}
     kind = torch.bfloat16 if array.dtype == np.uint16 else None
@@ -61,7 +63,7 @@ def of_torch(array):
     for name, left in (("freed", 0), ("shrunk", array.nbytes - 1)):
         # uint32 has no name of its own here.
         given = array.view(np.int32) if array.dtype == np.uint32 else array
-        made[name] = torch.from_numpy(given.copy())
+        made[name] = torch.from_numpy(given).clone()
         made[name] = made[name].view(kind) if kind else made[name]
         made[name].untyped_storage().resize_(left)
     return made
@@ -103,6 +105,7 @@ def tensors(array: np.ndarray, rig, written: bool = False) -> dict[str, object]:
 
 
 NUMBERS = {"-1": -1, "True": True, "a fraction": 1.5, "a text": "5", "a list": [1], "huge": 2**70}
+NUMBERS |= {f"a {name} tensor": given for name, given in of_torch(np.ones((), np.int32)).items()}
 STREAMS = NUMBERS | {"a text": "fast", "an object": object()}
 
 

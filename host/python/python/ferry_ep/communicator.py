@@ -73,8 +73,9 @@ class Communicator(Rank):
 
         Returns the outputs. Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.OrderError`,
         :class:`ferry_ep.CapacityError`, :class:`ferry_ep.ArgumentError`: nothing was sent or written then,
-        and the round stays as it was. In a simulated group with CPU arrays also :class:`ferry_ep.FaultError`, as the call
-        waits, and :class:`ferry_ep.ThreadError` if it would wait for a rank of this thread.
+        and the round stays as it was. In a simulated group with CPU arrays also
+        :class:`ferry_ep.FaultError`, as the call waits, and :class:`ferry_ep.ThreadError` if it would wait
+        for a rank of this thread.
         """
         if input_scale is None and tokens_on_device is None and stream is None:
             made = direct.dispatch(self, x, topk_ids, topk_weights, out, capacity)
