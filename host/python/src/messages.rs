@@ -18,6 +18,8 @@ use crate::process;
 
 /// Name of the logger.
 const LOGGER: &str = "ferry_ep";
+/// Name of the thread.
+const THREAD: &str = "ferry messages";
 /// Most messages that wait to be handed over; more are lost.
 const MOST: usize = 1024;
 /// Looks at a lock that another thread holds for a moment; in a child of a fork, perhaps for ever.
@@ -78,7 +80,7 @@ fn send(message: Message) {
     with_queue(|queue| {
         if queue.as_ref().is_none_or(|(started, _)| *started != forks) {
             let (sender, receiver) = sync_channel(MOST);
-            let spawned = thread::Builder::new().name(String::from("ferry messages"));
+            let spawned = thread::Builder::new().name(String::from(THREAD));
             // Without a thread there is nobody to tell.
             let _ = spawned.spawn(move || hand_over(&receiver));
             *queue = Some((forks, sender));
@@ -117,6 +119,9 @@ fn log(py: Python<'_>, level: Level, text: &str) -> PyResult<()> {
         Level::INFO => 20,
         _ => 10,
     };
+    // Handlers see this thread, which never drives a rank (`ferry_ep.rank`).
+    let here = py.import("threading")?.call_method0("current_thread")?;
+    here.setattr("name", THREAD)?;
     let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;
     logger.call_method1("log", (number, "%s", text))?;
     Ok(())

@@ -8,6 +8,7 @@ import sys
 import time
 
 import ferry_ep as ferry
+import pytest
 
 DROPPED = """
 import gc, logging, os, sys
@@ -71,6 +72,16 @@ logging.getLogger("ferry_ep").propagate = False
 """
     done = dropped(handler)
     assert done.returncode == 0 and done.stdout.startswith("2 dropped without close"), done
+
+
+def test_the_thread_of_messages_drives_no_rank(caplog):
+    group = ferry.Group.simulated(2)
+    config = ferry.Config(experts=2, top_k=1, hidden=8, max_tokens_per_rank=1)
+    ranks = ferry.Communicators(group, ferry.Plan(group, config))
+    test_a_warning_is_a_record(caplog)
+    with pytest.raises(ferry.ThreadError, match="there is no other thread"):
+        ranks[0].dispatch(*ones())
+    ranks.close()
 
 
 def test_a_fork_has_messages_of_its_own():
