@@ -258,7 +258,7 @@ def cells(rig: Rig, parameter: stubs.Parameter) -> dict[str, object]:
             # Numbers of any kind are values; these are read alone, wherever they begin.
             for of in ("a number", "True", "a list", "float64", "another byte order", "backwards"):
                 made.pop(of, None)
-            for of in ("a dimension more", "no dimension", "a text", "of memory that is gone"):
+            for of in ("a dimension more", "no dimension", "a text", "of memory that is gone", "a mock"):
                 made.pop(of, None)
             made.pop("beyond its memory")
             made.pop("masked")

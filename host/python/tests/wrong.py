@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
 import ferry_ep as ferry
 import numpy as np
 
@@ -70,7 +73,8 @@ def of_torch(array):
 
 
 def objects():
-    return {"a number": 7, "a text": "x", "True": True, "a list": [1, 2], "a dict": {}, "an object": object()}
+    made = {"a number": 7, "a text": "x", "True": True, "a list": [1, 2], "a dict": {}, "an object": object()}
+    return made | {"a module": np}
 
 
 def tensors(array: np.ndarray, rig, written: bool = False) -> dict[str, object]:
@@ -85,6 +89,8 @@ def tensors(array: np.ndarray, rig, written: bool = False) -> dict[str, object]:
         "masked": masked(array),
         "another device": on_gpu(array),
         "no address": on_gpu(array, data=(0, False)),
+        "a mock": MagicMock(),
+        "a class": dict,
         "no interface": Interface("__cuda_array_interface__"),
         "half an interface": Interface("__cuda_array_interface__", typestr="<f4", shape=(1,)),
         "no capsule": Capsule(7),
@@ -107,6 +113,7 @@ def tensors(array: np.ndarray, rig, written: bool = False) -> dict[str, object]:
 NUMBERS = {"-1": -1, "True": True, "a fraction": 1.5, "a text": "5", "a list": [1], "huge": 2**70}
 NUMBERS |= {f"a {name} tensor": given for name, given in of_torch(np.ones((), np.int32)).items()}
 STREAMS = NUMBERS | {"a text": "fast", "an object": object()}
+STREAMS |= {"a stream without a handle": SimpleNamespace(cuda_stream="x"), "a class": dict}
 
 
 def by_annotation(annotation: str) -> dict[str, object]:

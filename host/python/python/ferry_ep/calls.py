@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _ferry
 from ._ferry import Tensor
 from .blocks import HOST, Block
-from .errors import ArgumentError, BusyError, ClosedError, FerryError, OrderError
+from .errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    FerryError,
+    ForkError,
+    OrderError,
+    PoisonedError,
+)
 from .memory import _Memory
 from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .scalars import whole
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Answers", "Call", "Opened", "accepted", "codes_and_scales"]
 
 #: Exceptions of calls that launched nothing, so that their memory is free at once.
-_REFUSALS = (ArgumentError, BusyError, OrderError)
+_REFUSALS = (ArgumentError, BusyError, ClosedError, ForkError, OrderError, PoisonedError)
 
 
 class Answers(NamedTuple):

@@ -365,15 +365,15 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.TensorError` and :class:`ferry_ep.ArgumentError`.
         """
-        call = Call(self, stream)
-        out = call.silu_output(gates_and_ups, text("format", format)) if out is None else out
+        call, format = Call(self, stream), text("format", format)
+        out = call.silu_output(gates_and_ups, format) if out is None else out
         if not isinstance(out, SiluOutput):
             raise refuse("out", "a SiluOutput", type(out).__name__)
         tiled, offsets = format.endswith(":tiled"), call.maybe("scale_offsets", scale_offsets, "u32")
         call.launch(
             partial(
                 self._native._silu,
-                format=text("format", format),
+                format=format,
                 scales=None if out.scales is None else call.give("scales", out.scales, scales_of(format)),
                 scale_offsets=offsets if tiled else None,
                 input_scales=call.maybe("input_scales", input_scales, "f32"),

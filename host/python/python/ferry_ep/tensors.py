@@ -153,7 +153,10 @@ def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
     if is_numpy:
         return _of_numpy(name, value, wanted)
     if hasattr(value, "_ferry_tensor"):
-        return _found(name, value._ferry_tensor(), wanted, written)
+        tensor = value._ferry_tensor()
+        if isinstance(tensor, Tensor):
+            return _found(name, tensor, wanted, written)
+        raise refuse(name, f"a tensor of {wanted}", type(value).__name__)
     if hasattr(value, "__cuda_array_interface__"):
         return _of_cuda_interface(name, value, wanted)
     if hasattr(value, "__dlpack__"):
@@ -321,9 +324,9 @@ def _of_numpy(name: str, value: Any, wanted: str) -> Described:
         raise refuse(name, "plain values: call filled()", "a masked array")
     found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
     # A view may be longer than its memory by now, or by as_strided.
-    owner = value
-    while (base := getattr(owner, "base", None)) is not None:
-        owner = base
+    owner: Any = value
+    while hasattr(owner, "__array_interface__") and getattr(owner, "base", None) is not None:
+        owner = owner.base
     there = _memory_of(owner)
     if there is not None and owner is not value and 0 not in found.shape:
         begin, end = there
