@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 import ferry_ep as ferry
 import pytest
@@ -30,3 +31,10 @@ def test_the_wheel_carries_a_readme(wheel):
     assert wheel.metadata["Description-Content-Type"].startswith("text/markdown")
     text = wheel.metadata.get_payload() or wheel.metadata["Description"]
     assert text.lstrip().startswith("# ferry-ep") and "ferry.Group.simulated(2)" in text
+
+
+@pytest.mark.parametrize("name", ["LICENSE-MIT", "LICENSE-APACHE"])
+def test_both_wheels_have_the_same_licences(name):
+    """The wheel of ``deep_ep`` takes no links to files outside its folder, and so has copies."""
+    package = Path(__file__).parent.parent
+    assert (package / "deep-ep" / name).read_text() == (package / name).read_text()
