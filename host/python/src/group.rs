@@ -26,8 +26,8 @@ impl Group {
     /// Makes ``ranks`` ranks without GPUs in this process, which run the same protocol on the CPU.
     ///
     /// ``seed`` decides every choice of the scheduler. ``lost=(rank, steps)`` lets a rank die. ``patience``:
-    /// seconds that a missing rank is waited for, instead of the deadline. Raises
-    /// :class:`ferry_ep.GroupError` for other than 1 to 64 ranks. Not collective.
+    /// seconds that a missing rank is waited for, instead of the deadline. Not collective. Raises
+    /// :class:`ferry_ep.GroupError` for other than 1 to 64 ranks, :class:`ferry_ep.ArgumentError`.
     #[staticmethod]
     #[pyo3(signature = (ranks, seed=0, *, warps=4, stall_one_in=64, lost=None, patience=None))]
     fn simulated(

@@ -53,6 +53,50 @@ def test_memory_of_another_device_is_refused(bench):
         of.ranks[0].dispatch(OnGpu(x[0]), ids[0])
 
 
+class Immutable(Wrapped):
+    """An array of a library whose arrays never change, which DLPack does not say."""
+
+    __module__ = "jaxlib._jax"
+
+
+def test_read_only_memory_is_no_output(bench):
+    of = bench(1, receive="view")
+    (x,), (ids,), (weights,) = of.problem(1).arguments
+    (rank,) = of.ranks
+    frozen = np.zeros_like(x)
+    frozen.flags.writeable = False
+    marked = OnGpu(np.zeros_like(x))
+    marked.__cuda_array_interface__["data"] = (marked.__cuda_array_interface__["data"][0], True)
+    # Inputs may be read-only.
+    rank.dispatch(Wrapped(frozen), ids, weights)
+    view = rank.view().tokens
+    for out in (frozen, Wrapped(frozen), marked, Immutable(x.copy()), view):
+        with pytest.raises(
+            ferry.TensorError, match="combined: wanted memory that can be written, given a read"
+        ):
+            rank.combine(x, out=out)
+    assert rank.round == "dispatched"
+    rank.combine(x, out=Wrapped(np.zeros_like(x)))
+
+
+def test_arrays_that_are_no_longer_there_are_refused(bench):
+    of = bench(1)
+    (x,), (ids,), (weights,) = of.problem(1).arguments
+    (rank,) = of.ranks
+    stretched = np.lib.stride_tricks.as_strided(x[1:], (5, 64), x.strides)
+    owner = x.copy()
+    view = owner[:]
+    owner.resize((1, 64), refcheck=False)
+    masked = np.ma.MaskedArray(weights, weights > 0.5)
+    for name, value in (("x", stretched), ("x", view), ("topk_weights", masked)):
+        given = {"x": x, "topk_ids": ids, "topk_weights": weights} | {name: value}
+        with pytest.raises(ferry.TensorError, match=rf"{name}: wanted (a view that ends|plain values)"):
+            rank.dispatch_async(**given)
+    # Views within their memory, and masked arrays without a mask, are arrays as others.
+    rank.dispatch_async(np.concatenate([x, x])[2:7], ids, np.ma.MaskedArray(weights))
+    rank.dispatch_wait(like=x)
+
+
 def device_round(of, problem):
     """A round of one rank in memory of its device."""
     rank = of.ranks[0]

@@ -187,8 +187,8 @@ class Group:
         """Makes ``ranks`` ranks without GPUs in this process, which run the same protocol on the CPU.
 
         ``seed`` decides every choice of the scheduler. ``lost=(rank, steps)`` lets a rank die. ``patience``:
-        seconds that a missing rank is waited for, instead of the deadline. Raises
-        :class:`ferry_ep.GroupError` for other than 1 to 64 ranks. Not collective.
+        seconds that a missing rank is waited for, instead of the deadline. Not collective. Raises
+        :class:`ferry_ep.GroupError` for other than 1 to 64 ranks, :class:`ferry_ep.ArgumentError`.
         """
     @staticmethod
     def simulated_at(
