@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -187,9 +188,28 @@ def test_device_arrays_of_calls_are_used_again(bench):
     before = [device_bytes(rank) for rank in of.ranks]
     kept = play(20)
     assert [device_bytes(rank) for rank in of.ranks] == before
-    # An array that somebody has is nobody else's.
-    addresses = [array.address for array in kept]
-    assert not {array.address for array in play(3)} & set(addresses)
+    # An array that somebody has is nobody else's; nor is one whose address somebody has.
+    held = {array._address for array in kept}
+    assert not {array._address for array in play(3)} & held
+    addresses = {array.address for array in kept}
+    del kept
+    assert addresses == held and not {array._address for array in play(3)} & held
+
+
+def test_an_array_that_another_stream_uses_is_not_used_again(bench):
+    """Simulated ranks have one stream: the array is told as a rank with several tells it."""
+    of = bench(1)
+    (rank,) = of.ranks
+    places = []
+    for stream, is_simulated in ((3, False), (3, False), (4, False), (3, False), (4, True), (3, False)):
+        array = ferry.DeviceArray._lent(rank, "f32", (8,), 3)
+        places.append(array._address)
+        rank._copies = is_simulated
+        array._used_on(stream)
+        rank._copies = True
+        del array
+    # Each one takes the place of the one before, unless that was used on another stream.
+    assert [one == other for one, other in itertools.pairwise(places)] == [True, True, False, True, True]
 
 
 def test_an_array_is_the_output_of_one_rank_alone(bench):

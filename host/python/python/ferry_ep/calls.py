@@ -20,7 +20,7 @@ from .errors import (
     OrderError,
     PoisonedError,
 )
-from .memory import _Memory
+from .memory import DeviceArray, _Memory
 from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .scalars import whole
 from .tensors import Described, Repeated, describe, elements_of, refuse, scales_of, stream_of
@@ -284,8 +284,8 @@ class Call:
         """Returns the tensor on the rank's device, and the address of its copy, 0 if it is none."""
         communicator = self.communicator
         if described.device in ("rank", communicator.device):
-            self._record(described.owner)
             _require_own(name, described.owner, communicator)
+            self._record(described.owner)
             return described.tensor(), 0
         if described.device != "cpu" or not communicator._copies:
             wanted = "the CPU" if communicator._copies else communicator.device
@@ -294,7 +294,10 @@ class Call:
         return self._copy(described)
 
     def _record(self, owner: Any) -> None:
-        """Tells torch that a tensor of it is used on another stream than its current one."""
+        """Tells torch, or a lent array, that it is used on another stream than its own."""
+        if isinstance(owner, Tensor) and isinstance(owner.owner, DeviceArray):
+            owner.owner._used_on(self.stream)
+            return
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(owner, torch.Tensor) or not owner.is_cuda:
             return

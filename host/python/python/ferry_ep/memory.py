@@ -52,8 +52,7 @@ class _Memory:
     @property
     def address(self) -> int:
         """Address on the device. Raises as every use after the end does."""
-        self._require()
-        return self._address
+        return self._live()
 
     @property
     def communicator(self) -> Rank:
@@ -62,6 +61,11 @@ class _Memory:
 
     def _require(self) -> None:
         raise NotImplementedError
+
+    def _live(self) -> int:
+        """Returns the address for a use that keeps the array."""
+        self._require()
+        return self._address
 
     def _is_live(self) -> bool:
         try:
@@ -116,7 +120,7 @@ class _Memory:
         strides = _dense(shape)
         if self._strides is not None:
             strides = tuple(8 * stride // element[1] for stride in self._bytes_strides() or ())
-        return dlpack(self.address, device, element, shape, strides, self)
+        return dlpack(self._live(), device, element, shape, strides, self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
@@ -125,7 +129,7 @@ class _Memory:
                 return {
                     "version": 3,
                     # torch takes no memory that is marked as read-only, such as a view's.
-                    "data": (self.address, False),
+                    "data": (self._live(), False),
                     "shape": self._bytes_shape(),
                     "typestr": _TYPESTRS[_NUMPY.get(self.data_type, "uint8")],
                     "strides": self._bytes_strides(),
@@ -149,7 +153,7 @@ class _Memory:
         return (*strides[:-1], 1) if bits < 8 else strides
 
     def _ferry_tensor(self) -> Tensor:
-        return Tensor(self.address, self.data_type, self.shape, self._strides, owner=self)
+        return Tensor(self._live(), self.data_type, self.shape, self._strides, owner=self)
 
 
 class DeviceArray(_Memory):
@@ -161,7 +165,8 @@ class DeviceArray(_Memory):
     ``__cuda_array_interface__``, as plain bits for BF16 and FP8.
 
     Calls without ``out`` return arrays whose memory is used again once nobody has them any more, by later
-    calls on the same stream: keep such an array for as long as work on another stream uses it.
+    calls on the same stream. Calls of Ferry on another stream, and ``address``, end that: the memory then
+    stays until close. Where another library works on such an array on another stream, keep it meanwhile.
     """
 
     def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
@@ -185,12 +190,31 @@ class DeviceArray(_Memory):
         self.nbytes = -(-math.prod(shape) * _BITS[data_type] // 8)
         self._blocks = communicator._blocks
         self._block: Block | None = None
+        self._stream = stream
         if stream is None:
             address = self._blocks.allocate(self.nbytes)
         else:
             self._block = self._blocks.lend(self.nbytes, stream)
             address = self._block.address
         super().__init__(communicator, address, data_type, shape)
+
+    @property
+    def address(self) -> int:
+        """Address on the device. Raises as every use after the end does."""
+        self._keep()
+        return self._live()
+
+    def _keep(self) -> None:
+        """Lets the memory stay until close: it is used where nobody sees how long."""
+        if self._block is not None:
+            self._block.keep()
+
+    def _used_on(self, stream: int) -> None:
+        """Notes a call on ``stream``, on which it may still be in use when nobody has it any more."""
+        if self._block is None or self._communicator._copies:
+            return
+        if stream != self._stream or self._communicator._native._capture(stream) is not None:
+            self._keep()
 
     def copy_from(self, array: Any) -> None:
         """Copies a CPU array of the same shape and type into it. Synchronizes."""
