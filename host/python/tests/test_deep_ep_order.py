@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("ferry_ep.deep_ep")
 from deep_ep_blocks import MOST, answers, back, check_rows, send, sums  # noqa: E402
 from deep_ep_rig import Tokens, same  # noqa: E402
-from ferry_ep.deep_ep import events, latency_rounds, low_latency  # noqa: E402
+from ferry_ep.deep_ep import events, faults, latency_rounds, low_latency  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 #: Calls of a sequence.
@@ -161,6 +161,9 @@ class Communicator:
     def give_up(self):
         self.launch("dispatched", "idle")
 
+    def check(self):
+        return None
+
     def synchronize(self):
         of, number = self.last[False]
         self.is_done = self.gpu.current.before.get(of, 0) >= number
@@ -186,6 +189,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **options: Tensor())
     monkeypatch.setattr(latency_rounds, "signature", lambda *values: None)
     monkeypatch.setattr(latency_rounds, "_retain", lambda communicator: None)
+    monkeypatch.setattr(latency_rounds, "without_fillers", lambda ids, experts: ids)
+    monkeypatch.setattr(latency_rounds, "_version_of", lambda ids: None)
     return made
 
 
@@ -196,7 +201,7 @@ class Calls:
         self.gpu, self.choose = gpu, random.Random(seed)
         self.runtime = SimpleNamespace(streams=events.Streams())
         self.communicators = []
-        self.lane = latency_rounds.LatencyLane(self.connect, (4, 8, 2), 1, False)
+        self.lane = latency_rounds.LatencyLane(self.connect, (4, 8, 2), 1, faults.Faults(False))
         #: One that calls of normal mode launch.
         self.normal = Communicator(gpu)
         self.handles, self.hooks = [], []
@@ -217,7 +222,7 @@ class Calls:
 
     def combine(self, is_async=False, is_split=False, handle=None):
         handle = handle or self.choose.choice(self.handles)
-        tensors = [Tensor() for _ in range(3)]
+        tensors = [Tensor() for _ in range(2)]
         with low_latency._ordered(self.runtime, tensors[0], is_async, is_split) as ordered:
             _, hook = self.lane.combine(
                 *tensors, handle, ordered=ordered, out=Tensor(), is_plain=False, is_split=is_split

@@ -196,6 +196,22 @@ def test_a_captured_graph(meet):
         rank.assume_no_graphs()
 
 
+def test_fillers_are_no_faults():
+    meeting = Meeting()
+
+    def run(rank):
+        comm = communication(meeting, rank)
+        x, ids, weights = problem(9, rank, 3, torch.int64)
+        ids[1, 0] = -1
+        filled = ids.masked_fill(ids < 0, INVALID)
+        sums = [comm.combine(layer(comm, x, each, weights)) for each in (ids, filled)]
+        assert torch.equal(*sums)
+        assert comm.exchange.communicator.check() is None
+        comm.destroy()
+
+    in_threads(run, RANKS)
+
+
 def test_without_weights_all_are_one():
     meeting = Meeting()
 

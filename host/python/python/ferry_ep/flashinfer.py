@@ -146,15 +146,18 @@ class FerryCommunication(MoEEpCommunication):
         """Makes :meth:`ferry_ep.torch.Exchange.dispatch` on the current stream. Collective.
 
         ``hidden_states``: bfloat16 ``[tokens, hidden]``; ``topk_ids``: int32 or int64 ``[tokens, top_k]``,
-        global; ``topk_weights``: float32 of that shape. ``runtime_max_tokens_per_rank``, before 0.7.4
-        ``max_tokens_per_rank``, has no effect, as shapes are static. Raises
-        ``NotImplementedError`` for scales and statistics, else the exceptions of that call.
+        global, -1 or ``invalid_expert_id`` for none; ``topk_weights``: float32 of that shape.
+        ``runtime_max_tokens_per_rank``, before 0.7.4 ``max_tokens_per_rank``, has no effect, as shapes are
+        static. Raises ``NotImplementedError`` for scales and statistics, else the exceptions of that call.
         """
         exchange = self.exchange
         if hidden_states_scale is not None:
             raise NotImplementedError("hidden_states_scale is given, but Ferry takes no quantized tokens")
         if eplb_local_stats is not None:
             raise NotImplementedError("eplb_local_stats is given, but Ferry gathers none: gather them apart")
+        if self.params.invalid_expert_id >= 0:
+            # Else a kernel reports them in every round, and no other id that is none.
+            topk_ids = topk_ids.masked_fill(topk_ids == self.params.invalid_expert_id, -1)
         given = self._outputs.get(topk_ids.dtype)
         out = exchange.dispatch(hidden_states, topk_ids, topk_weights, out=given)
         self._outputs[topk_ids.dtype] = out

@@ -7,6 +7,7 @@ version 2.1.0, where it is called legacy. Ranks are the GPUs of one node.
 
 from .buffer import Buffer
 from .events import EventHandle, EventOverlap
+from .faults import InputFaultError
 from .tuning import Config, topk_idx_t
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "InputFaultError", "topk_idx_t"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import config as plans
-from .._ferry import Group, Plan
+from .._ferry import Fault, Group, Plan
 from ..bootstraps import torch_bootstrap
 from ..communicator import Communicator
 from ..errors import ArgumentError
@@ -48,7 +48,8 @@ class Buffer(LowLatency):
     Two rounds may be open at a time; the second takes a window of its own. A dispatch beyond that gives the
     oldest round up. A combine whose handle is not that of an open round makes its dispatch again, which is
     right, but takes as long as a dispatch, and is said once by ``warnings``. With ``FERRY_DEEP_EP_STRICT=1``
-    both raise :class:`ferry_ep.OrderError` instead, before anything is sent.
+    both raise :class:`ferry_ep.OrderError` instead, before anything is sent; and a call raises
+    :class:`InputFaultError` if an earlier one lost rows (:meth:`check`).
 
     On GPUs calls work on a stream of the buffer, or in torch's current one as long as nothing asks for
     another. On the CPU, in a simulated group, they wait for their peers, and events order nothing.
@@ -148,6 +149,18 @@ class Buffer(LowLatency):
         if self.runtime is not None:
             self.runtime.close()
             self.runtime = None
+
+    def check(self) -> list[Fault]:
+        """Returns input faults that this rank's calls met, the first of each kind since the last call of
+        this, such as ``"OutputTooSmall"``: rows that were lost. Not collective; does not synchronize, so that
+        kernels at work may meet more. Other ranks do not learn of them, though their sums may lack the rows.
+        Not DeepEP's.
+
+        Calls and :meth:`destroy` look for them, too: they say each kind once, through the logger
+        ``ferry_ep.deep_ep``, or with ``FERRY_DEEP_EP_STRICT=1`` raise :class:`InputFaultError`. Slots filled
+        with the number of experts are none. Raises as :meth:`ferry_ep.Communicator.check`.
+        """
+        return self._live().check()
 
     def assume_no_graphs(self) -> None:
         """Promises that all CUDA graphs with calls of this buffer are destroyed, so that :meth:`destroy` may

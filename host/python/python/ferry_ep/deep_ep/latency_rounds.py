@@ -19,7 +19,8 @@ from . import anew
 from .anew import Memory
 from .checks import signature
 from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
-from .rounds import MOST_OPEN, Rounds
+from .faults import Faults
+from .rounds import MOST_OPEN, Rounds, without_fillers
 from .rows import GROUP
 from .sources import Sources
 
@@ -50,11 +51,24 @@ class LatencyHandle(tuple[Any, ...]):
     sources: Sources
     """Where the rows came from."""
 
-    def __new__(cls, lane: LatencyLane, topk: tuple[int, int], sources: Sources) -> LatencyHandle:
-        """Made by a dispatch alone."""
+    def __new__(cls, lane: LatencyLane, ids: Tensor, sources: Sources) -> LatencyHandle:
+        """Made by a dispatch alone, of these ids."""
         made = super().__new__(cls, (None, None, *lane.sizes))
-        made.lane, made.topk, made.sources, made.scratch = lane, topk, sources, None
+        made.lane, made.topk, made.sources, made.scratch = lane, (ids.shape[0], ids.shape[1]), sources, None
+        made._ids, made._version = ids, _version_of(ids)
         return made
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids of the dispatch. Raises :class:`ferry_ep.OrderError` if torch knows that they were
+        overwritten since.
+        """
+        if _version_of(self._ids) != self._version:
+            raise OrderError(
+                "topk_idx of the dispatch of handle was overwritten, and the round of handle is over: a "
+                "combine would need it to dispatch again"
+            )
+        return self._ids
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
@@ -235,9 +249,9 @@ class LatencyLane(Rounds[_Round]):
     """Rounds of low-latency mode. Hooks are collective calls, too. A round is open from when it was sent."""
 
     def __init__(
-        self, connect: Callable[[], Communicator], sizes: tuple[int, int, int], ranks: int, is_strict: bool
+        self, connect: Callable[[], Communicator], sizes: tuple[int, int, int], ranks: int, faults: Faults
     ) -> None:
-        super().__init__(connect, is_strict)
+        super().__init__(connect, faults)
         #: Tokens of a rank, hidden size, experts.
         self.sizes = sizes
         tokens, hidden, experts = sizes
@@ -260,13 +274,17 @@ class LatencyLane(Rounds[_Round]):
         the rest. ``is_plain``: whether inputs need no description. ``handle``: that of the round, a new one
         by default.
         """
+        self._look_for_faults()
         opened = self._acquire(ordered)
         hook = None
         try:
             outputs = opened.outputs(self.block_shape) if is_plain else None
+            if outputs is None and handle is None:
+                ids = without_fillers(ids, self.sizes[2])
             blocks, half = self._send(opened, x, ids, is_split, outputs)
             if handle is None:
-                handle = LatencyHandle(self, (ids.shape[0], ids.shape[1]), blocks.sources)
+                # With plain tensors the caller's own, as a copy would take as long as a part of the dispatch.
+                handle = LatencyHandle(self, ids, blocks.sources)
             if half is not None:
                 ended = None if finish is None else partial(finish, blocks)
                 hook = opened.hook_of(half.wait, (*half.written, *written), ended)
@@ -313,7 +331,6 @@ class LatencyLane(Rounds[_Round]):
     def combine(
         self,
         rows: Tensor,
-        ids: Tensor,
         weights: Tensor,
         handle: LatencyHandle,
         *,
@@ -325,9 +342,10 @@ class LatencyLane(Rounds[_Round]):
         """Ends the round of ``handle``; repeats its dispatch first if it is not open any more. ``is_plain``:
         whether tensors need no description.
         """
+        self._look_for_faults()
         opened = self._find(handle)
         if opened is None:
-            self._repeat(ids, handle, ordered)
+            self._repeat(handle, ordered)
             opened = self._find(handle)
             assert opened is not None
         if opened.hook is not None:
@@ -367,7 +385,7 @@ class LatencyLane(Rounds[_Round]):
                 each.begin(IN_CURRENT)
                 if each.communicator.round == "dispatched":
                     each.communicator.give_up()
-                each.communicator.synchronize()
+                self._faults.note(each.communicator, each.communicator.synchronize())
             each.handle = None
         self._open.clear()
 
@@ -409,9 +427,17 @@ class LatencyLane(Rounds[_Round]):
         oldest.handle = None
         return oldest
 
-    def _repeat(self, ids: Tensor, handle: LatencyHandle, ordered: InPlace | Ordered) -> None:
-        """Opens a round of ``handle``, whose ids are ``ids``, with rows of zeros."""
+    def _repeat(self, handle: LatencyHandle, ordered: InPlace | Ordered) -> None:
+        """Opens a round of ``handle`` with rows of zeros."""
+        ids = handle.ids
         self._say_repeat("low-latency combine")
+        # Only the handle keeps them, and their stream may be another one.
+        mark_used(ids.device, ids)
         x = torch.zeros(len(ids), handle[3], dtype=torch.bfloat16, device=ids.device)
         is_plain = signature(ids) is not None
         self.dispatch(x, ids, ordered=ordered, is_split=False, is_plain=is_plain, handle=handle)
+
+
+def _version_of(tensor: Tensor) -> int | None:
+    """Returns a number that grows when torch writes a tensor; ``None`` if it does not count."""
+    return None if tensor.is_inference() else tensor._version

@@ -168,10 +168,11 @@ class LowLatency(Absent):
         CPU it waits for its peers, or the hook does.
 
         ``x``: bfloat16 ``[local_experts, B, hidden]``, in the order of the dispatch of ``handle``; rows
-        behind each expert's last one are not read. ``topk_idx``: that of the dispatch. ``topk_weights``:
-        float32 ``[tokens, top_k]``, those in slots of -1 are not used. ``zero_copy``: takes the rows from
-        :meth:`get_next_low_latency_combine_buffer` instead of ``x``, which only has their shape. ``out``:
-        bfloat16 ``[tokens, hidden]``. ``return_recv_hook``: as in :meth:`low_latency_dispatch`.
+        behind each expert's last one are not read. ``topk_idx``: that of the dispatch, whose ids count,
+        whatever it has. ``topk_weights``: float32 ``[tokens, top_k]``, those in slots of -1 are not used.
+        ``zero_copy``: takes the rows from :meth:`get_next_low_latency_combine_buffer` instead of ``x``, which
+        only has their shape. ``out``: bfloat16 ``[tokens, hidden]``. ``return_recv_hook``: as in
+        :meth:`low_latency_dispatch`.
 
         Returns the sums, bfloat16 ``[tokens, hidden]``: in f32, in the order of the slots, rounded once; the
         event; and the hook, or ``None``.
@@ -201,13 +202,12 @@ class LowLatency(Absent):
             x = given.scratch
             tensors = tensors and signature(x)
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
-            ordered.reads(x, topk_idx, topk_weights, out)
+            ordered.reads(x, topk_weights, out)
             if zero_copy:
                 # The handle's memory may be of another stream, and be freed before the work is done.
                 mark_used(x.device, x)
             sums, hook = given.lane.combine(
                 x,
-                topk_idx,
                 topk_weights,
                 given,
                 ordered=ordered,

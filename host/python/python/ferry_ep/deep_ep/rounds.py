@@ -17,11 +17,12 @@ from ..outputs import DispatchOutput, ReceivedCounts
 from . import anew
 from .anew import Memory
 from .events import InPlace, Ordered
+from .faults import Faults
 from .handle import LaneKey, Routing
 from .rows import GROUP, Rows
 from .settings import say_once
 
-__all__ = ["Answers", "Lane", "Round"]
+__all__ = ["Answers", "Lane", "Round", "without_fillers"]
 
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
@@ -68,13 +69,13 @@ class Answers(NamedTuple):
 class Round:
     """A communicator, and the routing of its open round."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator, self.rank = communicator, communicator.rank
+    def __init__(self, communicator: Communicator, faults: Faults) -> None:
+        self.communicator, self.rank, self._faults = communicator, communicator.rank, faults
         self.routing: Routing | None = None
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         config = communicator.plan.config
-        self._hidden, self._top_k = config.hidden, config.top_k
+        self._hidden, self._top_k, self._experts = config.hidden, config.top_k, config.experts
         #: Scales of a row, and the type of its elements.
         self._groups = config.hidden // GROUP if config.format == "fp8" else 0
         self._dtype = torch.float8_e4m3fn if self._groups else torch.bfloat16
@@ -132,9 +133,9 @@ class Round:
             made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
             anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places)
             return self._arrived(made), (made[-1],), places.kept_ids
-        kept = ids.clone()
-        out = self._described(x, ids, rows)
-        communicator.dispatch(x.given, ids, weights, out=out)
+        kept = without_fillers(ids, self._experts)
+        out = self._described(x, kept, rows)
+        communicator.dispatch(x.given, kept, weights, out=out)
         return _seen(out), (out.src_info, out.source_counts, kept), 0
 
     def dispatch_again(
@@ -166,9 +167,9 @@ class Round:
             anew.dispatch_wait(communicator, *outputs)
             made = outputs[0]
             return self._arrived(made), (made[-1], kept), counts
-        kept = ids.clone()
-        communicator.dispatch_async(x.given, ids, weights)
-        counts, out = self._counted(x, ids, lambda rows: self._described(x, ids, rows))
+        kept = without_fillers(ids, self._experts)
+        communicator.dispatch_async(x.given, kept, weights)
+        counts, out = self._counted(x, kept, lambda rows: self._described(x, kept, rows))
         communicator.dispatch_wait(out=out)
         return _seen(out), (out.src_info, out.source_counts, kept), counts
 
@@ -187,6 +188,7 @@ class Round:
             if ids.is_cuda or isinstance(error, Exception):
                 # The first error says more than one of these.
                 with suppress(Exception):
+                    self._faults.expect_loss(communicator)
                     communicator.dispatch_wait(out=self._described(x, ids, 0))
             raise
 
@@ -213,6 +215,13 @@ class Round:
         return sums, returned if is_wanted else None
 
 
+def without_fillers(ids: Tensor, experts: int) -> Tensor:
+    """Returns a copy of ids with -1 for the number of experts, with which engines fill slots: a kernel would
+    report such a slot, and no other one of the round.
+    """
+    return ids.masked_fill(ids == experts, -1)
+
+
 def _seen(out: DispatchOutput) -> Arrived:
     """Returns the outputs that callers see."""
     return out.tokens, out.scales, out.ids, out.weights
@@ -223,9 +232,9 @@ class Rounds(Generic[Kept]):
     they choose the same communicators.
     """
 
-    def __init__(self, connect: Callable[[], Communicator], is_strict: bool) -> None:
+    def __init__(self, connect: Callable[[], Communicator], faults: Faults) -> None:
         self._connect = connect
-        self._is_strict = is_strict
+        self._faults, self._is_strict = faults, faults.is_strict
         #: All rounds, in the order in which they were made.
         self._all: list[Kept] = []
         #: Open rounds, the oldest first.
@@ -235,6 +244,11 @@ class Rounds(Generic[Kept]):
     def communicators(self) -> list[Communicator]:
         """Communicators that were made so far."""
         return [each.communicator for each in self._all]
+
+    def _look_for_faults(self) -> None:
+        """Looks for input faults of earlier calls, before this one sends anything."""
+        for each in self._all:
+            self._faults.look(each.communicator)
 
     def _require_room(self) -> None:
         """Refuses to give the oldest round up, if that is asked for."""
@@ -260,8 +274,8 @@ class Rounds(Generic[Kept]):
 class Lane(Rounds[Round]):
     """Rounds of normal mode."""
 
-    def __init__(self, connect: Callable[[], Communicator], key: LaneKey, is_strict: bool) -> None:
-        super().__init__(connect, is_strict)
+    def __init__(self, connect: Callable[[], Communicator], key: LaneKey, faults: Faults) -> None:
+        super().__init__(connect, faults)
         self.key = key
         #: Most tokens of a rank.
         self.tokens = key[4]
@@ -286,6 +300,7 @@ class Lane(Rounds[Round]):
                 "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "
                 "or a handle"
             )
+        self._look_for_faults()
         opened = self._acquire(None)
         is_direct, counts, kept_at = is_plain and opened.is_direct, None, 0
         try:
@@ -317,6 +332,7 @@ class Lane(Rounds[Round]):
         self, x: Rows, routing: Routing, *, num_sms: int, is_plain: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Opens a round of the routing of a handle. Returns its rows and their scales."""
+        self._look_for_faults()
         opened = self._acquire(routing)
         try:
             opened.limit(num_sms)
@@ -335,6 +351,7 @@ class Lane(Rounds[Round]):
         whether tensors need no description.
         """
         routing = answers.routing
+        self._look_for_faults()
         if opened is None:
             self._repeat(routing, self.key[2], num_sms)
             opened = self.find(routing)
@@ -373,7 +390,7 @@ class Lane(Rounds[Round]):
         return None
 
     def _make(self) -> Round:
-        made = Round(self._connect())
+        made = Round(self._connect(), self._faults)
         self._all.append(made)
         return made
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import config as plans
-from .._ferry import Group
+from .._ferry import Fault, Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
 from .checks import signature
 from .events import EventOverlap, InPlace, Ordered, Streams
+from .faults import Faults
 from .handle import Handle, Routing
 from .latency_rounds import LatencyLane
 from .rounds import Answers, Lane, Round
@@ -79,6 +80,7 @@ class Runtime:
         #: depend on. Keys of different calls differ in length, or in types.
         self.checked: dict[Any, Any] = {}
         self.streams = Streams()
+        self.faults = Faults(settings.is_strict)
 
     def keep(self, key: Any, found: Found) -> Found:
         """Keeps the result of a check by all that it depends on, and returns it; ``None`` is no key."""
@@ -98,8 +100,8 @@ class Runtime:
 
     def close(self) -> None:
         """Gives up open rounds, and closes everything. Collective. Synchronizes. A communicator that refuses
-        stops no other one from being closed; the first refusal is raised in the end, and a later call tries
-        again.
+        stops no other one from being closed; the first refusal, or else the first input fault that is to be
+        an exception, is raised in the end, and a later call tries again.
         """
         for lane in dict.fromkeys(self._lanes.values()):
             lane.end(self.streams.last)
@@ -111,7 +113,7 @@ class Runtime:
                 continue
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 # The kernel that gives a round up may be at work, in a simulated group also during close.
-                communicator.synchronize(stream=self.streams.last)
+                self.faults.note(communicator, communicator.synchronize(stream=self.streams.last))
             try:
                 communicator.close()
             except FerryError as error:
@@ -120,6 +122,16 @@ class Runtime:
             raise refused[0]
         if self._own is not None:
             self._own.close()
+        self.faults.require_none()
+
+    def check(self) -> list[Fault]:
+        """Returns the first input fault of each kind since the last call of this. Not collective; does not
+        synchronize. Raises as :meth:`ferry_ep.Communicator.check`.
+        """
+        for communicator in self.communicators:
+            if not communicator.closed:
+                self.faults.note(communicator, communicator.check())
+        return self.faults.take()
 
     def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
         """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
@@ -147,8 +159,7 @@ class Runtime:
         lane = self._lanes.get(key)
         if lane is None:
             config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
-            is_strict = self._settings.is_strict
-            lane = self._lanes[key] = Lane(lambda: self._made(config), key, is_strict)
+            lane = self._lanes[key] = Lane(lambda: self._made(config), key, self.faults)
         return lane
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
@@ -159,7 +170,7 @@ class Runtime:
             config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
             sizes = (tokens, hidden, experts)
             lane = self._latency[key] = LatencyLane(
-                lambda: self._made(config), sizes, self.ranks, self._settings.is_strict
+                lambda: self._made(config), sizes, self.ranks, self.faults
             )
         return lane
 
