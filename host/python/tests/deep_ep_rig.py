@@ -115,8 +115,8 @@ class World:
 
     @property
     def communicators(self) -> int:
-        """Communicators of a rank that were made so far."""
-        return len(self.made)
+        """Communicators of a rank so far, without that of numbers that ranks tell each other."""
+        return sum((of.experts, of.top_k) != (self.ranks, 1) for of, _ in self.made)
 
 
 class Tokens:

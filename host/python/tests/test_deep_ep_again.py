@@ -198,8 +198,8 @@ def test_a_round_is_that_of_its_buffer(world):
         rows = tokens.answers(rank, tokens.received(rank)["x"]).to(of.device)
         handle = dispatch(mine, *tokens.given(rank), tokens.experts)[4]
         same(other.combine(rows, handle)[0], tokens.sums(rank))
-        assert len(other.runtime.communicators) == 1
-        assert [each.round for each in mine.runtime.communicators] == ["dispatched"]
+        assert len(other.runtime.communicators) == 2
+        assert [each.round for each in mine.runtime.communicators] == ["idle", "dispatched"]
         same(mine.combine(rows, handle)[0], tokens.sums(rank))
         runtime = weakref.ref(mine.runtime)
         mine.destroy(), other.destroy()

@@ -42,8 +42,8 @@ class Buffer(LowLatency):
     low-latency mode.
 
     A dispatch and its combine are one round of Ferry. Communicators are made when they are first needed, for
-    each number of experts, top-k slots and hidden size: then a call is collective and synchronizes. All ranks
-    make the same calls in the same order.
+    each number of experts, top-k slots, hidden size and format of rows: then ranks agree on the most tokens
+    of one, and a call synchronizes. All ranks make the same calls in the same order.
 
     Two rounds may be open at a time; the second takes a window of its own. A dispatch beyond that gives the
     oldest round up. A combine whose handle is not that of an open round makes its dispatch again, which is
@@ -78,10 +78,12 @@ class Buffer(LowLatency):
         """Makes the buffer of this rank. Collective. Synchronizes.
 
         ``group``: a process group of torch, Gloo or NCCL, a process for each GPU of one node.
-        ``num_nvl_bytes``: most bytes of a round's receive window, from which the most tokens of a rank
-        follow, unless ``FERRY_DEEP_EP_MAX_TOKENS`` is set. ``connect`` makes this rank's communicator from a
-        configuration and ``group``, for groups of your own: simulated ones, or several ranks in a process. It
-        is called for each communicator, on all ranks in the same order; :meth:`destroy` closes what it made.
+        ``num_nvl_bytes``: bytes of a round's receive window, which may be larger: it has room for as many
+        tokens of a rank as fit into these bytes, as ``FERRY_DEEP_EP_MAX_TOKENS`` says, and as any rank brings
+        to the first call of its sizes, whichever is most on any rank. ``connect`` makes this rank's
+        communicator from a configuration and ``group``, for groups of your own: simulated ones, or several
+        ranks in a process. It is called for each communicator, on all ranks in the same order;
+        :meth:`destroy` closes what it made.
 
         ``low_latency_mode``: whether the calls of low-latency mode are allowed, beside those of normal mode;
         ``num_rdma_bytes`` has no effect then, as their windows have the sizes of their calls.

@@ -13,8 +13,8 @@ from .sources import Sources
 
 __all__ = ["Handle", "LaneKey", "Routing"]
 
-#: Experts, top-k slots, hidden size, format and most tokens of a rank of a lane's plan.
-LaneKey = tuple[int, int, int, str, int]
+#: Experts, top-k slots, hidden size and format of a lane's plan.
+LaneKey = tuple[int, int, int, str]
 
 #: Places in a handle, as in DeepEP's.
 _PREFIX, _SOURCE_TOKENS, _IS_IN_RANK, _ROUTING, _LENGTH = 0, 3, 4, 5, 6

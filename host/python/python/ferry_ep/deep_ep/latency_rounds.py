@@ -251,7 +251,8 @@ class LatencyLane(Rounds[_Round]):
     def __init__(
         self, connect: Callable[[], Communicator], sizes: tuple[int, int, int], ranks: int, faults: Faults
     ) -> None:
-        super().__init__(connect, faults)
+        super().__init__(faults)
+        self._connect = connect
         #: Tokens of a rank, hidden size, experts.
         self.sizes = sizes
         tokens, hidden, experts = sizes

@@ -19,6 +19,7 @@ from .anew import Memory
 from .events import InPlace, Ordered
 from .faults import Faults
 from .handle import LaneKey, Routing
+from .room import Room
 from .rows import GROUP, Rows
 from .settings import say_once
 
@@ -232,8 +233,7 @@ class Rounds(Generic[Kept]):
     they choose the same communicators.
     """
 
-    def __init__(self, connect: Callable[[], Communicator], faults: Faults) -> None:
-        self._connect = connect
+    def __init__(self, faults: Faults) -> None:
         self._faults, self._is_strict = faults, faults.is_strict
         #: All rounds, in the order in which they were made.
         self._all: list[Kept] = []
@@ -274,11 +274,21 @@ class Rounds(Generic[Kept]):
 class Lane(Rounds[Round]):
     """Rounds of normal mode."""
 
-    def __init__(self, connect: Callable[[], Communicator], key: LaneKey, faults: Faults) -> None:
-        super().__init__(connect, faults)
+    def __init__(
+        self,
+        connect: Callable[[int], Communicator],
+        key: LaneKey,
+        faults: Faults,
+        agree: Callable[[Tensor], Room],
+    ) -> None:
+        """Takes functions that make a communicator for so many tokens of a rank, and that agree with all
+        ranks on the room for a call with these ids. Both are collective.
+        """
+        super().__init__(faults)
+        self._connect, self._agree = connect, agree
         self.key = key
-        #: Most tokens of a rank.
-        self.tokens = key[4]
+        #: Tokens of a rank for which there is room; ``None`` before the first call.
+        self.room: Room | None = None
 
     def dispatch(
         self,
@@ -300,8 +310,7 @@ class Lane(Rounds[Round]):
                 "num_worst_tokens is 0, but in a graph the host cannot wait for the number of rows: give it, "
                 "or a handle"
             )
-        self._look_for_faults()
-        opened = self._acquire(None)
+        opened = self._begin(ids, None)
         is_direct, counts, kept_at = is_plain and opened.is_direct, None, 0
         try:
             opened.limit(num_sms)
@@ -332,8 +341,7 @@ class Lane(Rounds[Round]):
         self, x: Rows, routing: Routing, *, num_sms: int, is_plain: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Opens a round of the routing of a handle. Returns its rows and their scales."""
-        self._look_for_faults()
-        opened = self._acquire(routing)
+        opened = self._begin(routing.ids, routing)
         try:
             opened.limit(num_sms)
             arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.is_direct)
@@ -389,12 +397,21 @@ class Lane(Rounds[Round]):
                 return each
         return None
 
-    def _make(self) -> Round:
-        made = Round(self._connect(), self._faults)
+    def _make(self, ids: Tensor) -> Round:
+        if self.room is None:
+            self.room = self._agree(ids)
+        made = Round(self._connect(self.room.tokens), self._faults)
         self._all.append(made)
         return made
 
-    def _acquire(self, again: Routing | None) -> Round:
+    def _begin(self, ids: Tensor, again: Routing | None) -> Round:
+        """Begins a dispatch of these ids, and returns its round."""
+        if self.room is not None:
+            self.room.require(ids.shape[0])
+        self._look_for_faults()
+        return self._acquire(ids, again)
+
+    def _acquire(self, ids: Tensor, again: Routing | None) -> Round:
         """Returns a round that is not open: an idle one, a new one, or the oldest open one, given up. One
         that is open for the same routing serves first, as the new one brings the same rows.
         """
@@ -406,7 +423,7 @@ class Lane(Rounds[Round]):
             if each not in self._open:
                 return each
         if len(self._all) < MOST_OPEN:
-            return self._make()
+            return self._make(ids)
         # A call that failed after it was sent returned no handle: nobody will combine its round.
         if self._open[0].routing is not None:
             self._require_room()

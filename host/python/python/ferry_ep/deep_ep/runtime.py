@@ -15,14 +15,15 @@ from .._ferry import Fault, Group
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
 from .checks import signature
-from .events import EventOverlap, InPlace, Ordered, Streams
+from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, Streams
 from .faults import Faults
-from .handle import Handle, Routing
+from .handle import Handle, LaneKey, Routing
 from .latency_rounds import LatencyLane
+from .room import Room
 from .rounds import Answers, Lane, Round
 from .rows import Rows, given
 from .settings import Settings
-from .tuning import latency_plan_of, max_tokens, plan_of
+from .tuning import fitting_tokens, latency_plan_of, plan_of
 
 __all__ = ["Checked", "Received", "Runtime", "layout_of"]
 
@@ -69,9 +70,9 @@ class Runtime:
         self._connect = connect
         #: The group, if it is this object's to close.
         self._own = own
-        #: Lanes by experts, top-k slots, hidden size, format and tokens of their plans; also without tokens,
-        #: if the buffer's bytes decide on these.
-        self._lanes: dict[tuple[int, int, int, str, int | None], Lane] = {}
+        self._lanes: dict[LaneKey, Lane] = {}
+        #: Lanes of numbers that ranks tell each other.
+        self._exchanges: dict[LaneKey, Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, Communicator] = {}
         #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
@@ -91,10 +92,14 @@ class Runtime:
         return found
 
     @property
+    def _normal(self) -> list[Lane]:
+        """Lanes of normal mode."""
+        return [*self._exchanges.values(), *self._lanes.values()]
+
+    @property
     def communicators(self) -> list[Communicator]:
         """Communicators that were made so far, in the order in which all ranks close them."""
-        lanes = dict.fromkeys(self._lanes.values())
-        normal = (each for lane in lanes for each in lane.communicators)
+        normal = (each for lane in self._normal for each in lane.communicators)
         latency = (each for lane in self._latency.values() for each in lane.communicators)
         return [*normal, *self._adding.values(), *latency]
 
@@ -103,7 +108,7 @@ class Runtime:
         stops no other one from being closed; the first refusal, or else the first input fault that is to be
         an exception, is raised in the end, and a later call tries again.
         """
-        for lane in dict.fromkeys(self._lanes.values()):
+        for lane in self._normal:
             lane.end(self.streams.last)
         for latency in self._latency.values():
             latency.end()
@@ -133,34 +138,35 @@ class Runtime:
                 self.faults.note(communicator, communicator.check())
         return self.faults.take()
 
-    def lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
-        """Returns the lane of a plan, in which this rank brings ``tokens`` tokens. Not collective.
-
-        Raises :class:`ferry_ep.ArgumentError` if they are too many.
-        """
-        lane = self._lanes.get((experts, top_k, hidden, format, None))
+    def lane(self, key: LaneKey) -> Lane:
+        """Returns the lane of a plan. Not collective. Raises :class:`ferry_ep.PlanError`."""
+        lane = self._lanes.get(key)
         if lane is None:
-            config = plan_of(experts, top_k, hidden, 1, self._settings.deadline, format)
-            most = max_tokens(self._num_nvl_bytes, self.ranks, config, self._settings)
-            lane = self._lane_of(experts, top_k, hidden, most, format)
-            self._lanes[experts, top_k, hidden, format, None] = lane
-        if tokens > lane.tokens:
-            by = f"num_nvl_bytes, {self._num_nvl_bytes}, is"
-            by = by if self._settings.max_tokens is None else "FERRY_DEEP_EP_MAX_TOKENS is"
-            raise ArgumentError(
-                f"x has {tokens} tokens, but {by} room for {lane.tokens} of each rank: give Buffer more "
-                "num_nvl_bytes, or set FERRY_DEEP_EP_MAX_TOKENS on all ranks"
+            experts, top_k, hidden, format = key
+
+            def config(tokens: int) -> plans.Config:
+                return plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
+
+            fitting = fitting_tokens(self._num_nvl_bytes, self.ranks, config(1))
+            lane = self._lanes[key] = Lane(
+                lambda tokens: self._made(config(tokens)),
+                key,
+                self.faults,
+                lambda ids: self._agree(ids, fitting),
             )
         return lane
 
-    def _lane_of(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> Lane:
-        """Returns the lane of a plan for ``tokens`` tokens of a rank. Not collective."""
-        key = (experts, top_k, hidden, format, tokens)
-        lane = self._lanes.get(key)
-        if lane is None:
-            config = plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
-            lane = self._lanes[key] = Lane(lambda: self._made(config), key, self.faults)
-        return lane
+    def _agree(self, ids: Tensor, fitting: int) -> Room:
+        """Agrees with all ranks on the room for a first call, with these ids. Collective. Synchronizes."""
+        if ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                "a graph cannot have the first call of its sizes, which makes a communicator: make such a "
+                "call before the capture"
+            )
+        given = Room(ids.shape[0], fitting, self._settings.max_tokens or 0)
+        sent = [ids.new_full((self.ranks, 1), number, dtype=torch.int32) for number in given]
+        found = self._gather(torch.cat(sent, 1), 0, IN_CURRENT)
+        return Room(*(max(numbers) for numbers in zip(*found, strict=True)))
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
         """Returns the lane of a plan of low-latency mode for ``tokens`` tokens of a rank. Not collective."""
@@ -228,7 +234,8 @@ class Runtime:
         lane = self.lane_for(x, ranks, ranks)
         with self.streams.ordered(x.tokens.device, *order) as ordered:
             ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
-            listed = self._exchange(num_tokens_per_expert, num_sms, ordered)
+            counts = self._gather(num_tokens_per_expert.view(ranks, -1), num_sms, ordered)
+            listed = [sum(each) for each in zip(*counts, strict=True)]
             numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
             out, _, routing = lane.dispatch(
@@ -279,7 +286,8 @@ class Runtime:
             ordered.keeps(routing)
             sums, returned = lane.combine(answers, opened, num_sms=num_sms, is_plain=is_plain)
             if weights is not None and self._settings.sums_weights:
-                returned = self._add(weights, routing, lane.tokens)
+                assert lane.room is not None
+                returned = self._add(weights, routing, lane.room.tokens)
             if ordered.is_apart:
                 ordered.returns(sums, returned)
         return sums, returned, ordered.event
@@ -288,43 +296,46 @@ class Runtime:
         """Returns the lane of an open round of ``routing``, and the round, or the lane of one to open. Not
         collective.
         """
-        tokens, top_k = routing.topk
-        key = (routing.experts, top_k, hidden)
+        experts, top_k = routing.experts, routing.topk[1]
         # A dispatch with the handle may have sent rows in another format.
         for format in _FORMATS:
-            lane = self._lanes.get((*key, format, None))
+            lane = self._lanes.get((experts, top_k, hidden, format))
             opened = None if lane is None else lane.find(routing)
             if lane is not None and opened is not None:
                 return lane, opened
-        return self.lane(*key, tokens, routing.format), None
+        return self.lane((experts, top_k, hidden, routing.format)), None
 
     def lane_for(self, x: Rows, experts: int, top_k: int) -> Lane:
         """Returns the lane that sends these rows. Not collective."""
-        tokens, hidden = x.tokens.shape
-        return self.lane(experts, top_k, hidden, tokens, x.format)
+        return self.lane((experts, top_k, x.tokens.shape[1], x.format))
 
-    def _exchange(self, num_tokens_per_expert: Tensor, num_sms: int, ordered: InPlace | Ordered) -> list[int]:
-        """Returns the sum over all ranks of the numbers for this rank's experts. Collective; waits for it.
+    def _gather(self, numbers: Tensor, num_sms: int, ordered: InPlace | Ordered) -> list[list[int]]:
+        """Sends row ``r`` of ``numbers``, int32 ``[ranks, n]``, to rank ``r``. Returns the rows of all ranks
+        for this one. Collective; waits for it.
 
         A round of its own carries them, a token for each rank: two BF16 elements are an int32, bit for bit.
         """
-        ranks = self.ranks
-        sent = num_tokens_per_expert.view(ranks, -1)
-        local = sent.shape[1]
-        rows = sent.new_zeros(ranks, -(-local // 4) * 4)
-        rows[:, :local] = sent
-        lane = self._lane_of(ranks, 1, 2 * rows.shape[1], ranks, "bf16")
+        ranks, count = numbers.shape
+        rows = numbers.new_zeros(ranks, -(-count // 4) * 4)
+        rows[:, :count] = numbers
+        key = (ranks, 1, 2 * rows.shape[1], "bf16")
+        lane = self._exchanges.get(key)
+        if lane is None:
+            config = plan_of(*key[:3], ranks, self._settings.deadline)
+            lane = self._exchanges[key] = Lane(
+                lambda _: self._made(config), key, self.faults, lambda _: Room(ranks, 0, 0)
+            )
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
         options: dict[str, Any] = {"rows": ranks, "num_sms": num_sms, "ordered": ordered}
         options["is_plain"] = signature(rows, ids) is not None
         out, _, routing = lane.dispatch(Rows(rows.view(torch.bfloat16), None), ids, None, **options)
         lane.give_up(routing)
-        sums = out[0].view(torch.int32)[:, :local].sum(0)
-        if sums.is_cuda:
+        found = out[0].view(torch.int32)[:, :count]
+        if found.is_cuda:
             # A copy to the host behind a kernel that waits would stop calls of ranks that share the GPU.
-            torch.cuda.current_stream(sums.device).synchronize()
-        numbers: list[int] = sums.tolist()
-        return numbers
+            torch.cuda.current_stream(found.device).synchronize()
+        arrived: list[list[int]] = found.tolist()
+        return arrived
 
     def _add(self, weights: Tensor, routing: Routing, most: int) -> Tensor:
         """Returns the sums over a token's ranks of all slots, f32, where a rank has at most ``most`` tokens.

@@ -18,11 +18,10 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a buffer, the same on all ranks."""
+    """Settings of a buffer, the same on all ranks, except the number of tokens."""
 
     max_tokens: int | None
-    """``FERRY_DEEP_EP_MAX_TOKENS``: most tokens that one rank brings to a dispatch; ``None``: as many as the
-    buffer's bytes are room for."""
+    """``FERRY_DEEP_EP_MAX_TOKENS``: tokens of a rank for which windows have room at least."""
     deadline: float
     """``FERRY_DEEP_EP_DEADLINE``: longest wait for a peer in seconds. 100 unless set, as in DeepEP
     (``LEGACY_NUM_CPU_TIMEOUT_SECS``)."""

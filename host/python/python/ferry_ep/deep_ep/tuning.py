@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +14,8 @@ from ..errors import ArgumentError, PlanError
 from ..fields import with_fields
 from .settings import Settings
 
-__all__ = ["DEFAULT_TOKENS", "Config", "latency_plan_of", "latency_window_bytes", "max_tokens", "topk_idx_t"]
+__all__ = ["DEFAULT_TOKENS", "Config", "fitting_tokens", "latency_plan_of", "latency_window_bytes"]
+__all__ += ["plan_of", "topk_idx_t"]
 
 #: Type of expert ids.
 topk_idx_t = torch.int64
@@ -63,13 +65,16 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Returns the bytes of a receive window for ``FERRY_DEEP_EP_MAX_TOKENS`` tokens of a rank, 4,096
-        unless set, whose BF16 rows have ``hidden_bytes``. Not collective.
+        unless set, whose rows have ``hidden_bytes`` when they are sent: of FP8 elements and their scales, or
+        of BF16 ones, whichever takes more. They return as BF16. Not collective.
 
         Raises :class:`ferry_ep.ArgumentError` for a size that no plan has.
         """
         tokens = Settings.read().max_tokens or DEFAULT_TOKENS
-        hidden = -(-hidden_bytes // 16) * 8
-        bytes_ = _window_bytes(num_ranks, _HINTED_EXPERTS * num_ranks, _MOST_SLOTS, hidden, tokens)
+        bytes_ = _window_bytes(num_ranks, -(-hidden_bytes // 16) * 8, tokens, "bf16")
+        with suppress(PlanError):
+            # No plan has rows of as many elements: so they are BF16's.
+            bytes_ = max(bytes_, _window_bytes(num_ranks, -(-hidden_bytes // 128) * 128, tokens, "fp8"))
         return -(-bytes_ // 128) * 128
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -118,15 +123,12 @@ def latency_window_bytes(tokens: int, hidden: int, ranks: int, experts: int) -> 
     return Plan(Group.simulated(ranks), config).window_bytes
 
 
-def max_tokens(num_nvl_bytes: int, ranks: int, config: plans.Config, settings: Settings) -> int:
-    """Returns the most tokens that one rank may bring to rounds of ``config``, whose own number is ignored:
-    that of the settings, or the largest whose receive window fits into ``num_nvl_bytes``.
+def fitting_tokens(num_nvl_bytes: int, ranks: int, config: plans.Config) -> int:
+    """Returns the most tokens of each rank for which a receive window of ``config`` fits into
+    ``num_nvl_bytes``, whatever its own number is; 0 if not even one does.
 
-    All ranks get the same, as they depend on nothing else. Raises :class:`ferry_ep.ArgumentError` if not
-    even one token fits.
+    Raises :class:`ferry_ep.PlanError` for a configuration that does not work with any number.
     """
-    if settings.max_tokens is not None:
-        return settings.max_tokens
     return _fitting(num_nvl_bytes, ranks, replace(config, max_tokens_per_rank=1))
 
 
@@ -134,13 +136,9 @@ def max_tokens(num_nvl_bytes: int, ranks: int, config: plans.Config, settings: S
 def _fitting(num_nvl_bytes: int, ranks: int, config: plans.Config) -> int:
     group = Group.simulated(ranks)
     # Raises what does not depend on the number of tokens.
-    least = Plan(group, config).window_bytes
-    if least > num_nvl_bytes:
-        raise ArgumentError(
-            f"num_nvl_bytes is {num_nvl_bytes}, but a window for one token of each rank takes {least}: give "
-            f"Buffer the bytes of Config.get_nvl_buffer_size_hint, or set FERRY_DEEP_EP_MAX_TOKENS"
-        )
-    fits, too_many = 1, _MOST_TOKENS
+    fits, too_many = 0, _MOST_TOKENS
+    if Plan(group, config).window_bytes > num_nvl_bytes:
+        return fits
     while too_many - fits > 1:
         tokens = (fits + too_many) // 2
         try:
@@ -152,6 +150,7 @@ def _fitting(num_nvl_bytes: int, ranks: int, config: plans.Config) -> int:
 
 
 @lru_cache(maxsize=64)
-def _window_bytes(ranks: int, experts: int, top_k: int, hidden: int, tokens: int) -> int:
-    plan = Plan(Group.simulated(ranks), plan_of(experts, top_k, hidden, tokens))
-    return plan.window_bytes
+def _window_bytes(ranks: int, hidden: int, tokens: int, format: str) -> int:
+    """Returns the bytes of a window for the most experts and top-k slots that the hint has room for."""
+    config = plan_of(_HINTED_EXPERTS * ranks, _MOST_SLOTS, hidden, tokens, format=format)
+    return Plan(Group.simulated(ranks), config).window_bytes
