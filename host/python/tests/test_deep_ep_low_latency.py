@@ -27,7 +27,7 @@ from deep_ep_blocks import (  # noqa: E402
     sums,
 )
 from deep_ep_rig import Tokens, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import events, latency_rounds, low_latency, settings  # noqa: E402
+from ferry_ep.deep_ep import events, graphs, low_latency, settings  # noqa: E402
 from oracle import blockwise  # noqa: E402
 
 
@@ -345,7 +345,7 @@ def test_graphs_keep_the_communicators_of_both_halves(world, monkeypatch, is_cap
     halves = events.Halves(None, 0, is_captured)
     monkeypatch.setattr(events.InPlace, "halves", lambda work, device: halves)
     monkeypatch.setattr(events.Halves, "of", lambda device: halves)
-    monkeypatch.setattr(latency_rounds, "_retain", kept.append)
+    monkeypatch.setattr(graphs.Graphs, "note", lambda self: kept.append(self._communicator))
     of = world(1)
     tokens = Tokens(71, of, [4], hidden=128)
 

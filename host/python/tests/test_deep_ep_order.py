@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("ferry_ep.deep_ep")
 from deep_ep_blocks import MOST, answers, back, check_rows, send, sums  # noqa: E402
 from deep_ep_rig import Tokens, same  # noqa: E402
-from ferry_ep.deep_ep import events, faults, latency_rounds, low_latency  # noqa: E402
+from ferry_ep.deep_ep import events, faults, graphs, latency_rounds, low_latency  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 #: Calls of a sequence.
@@ -188,7 +188,7 @@ def gpu(monkeypatch):
     )
     monkeypatch.setattr(torch, "zeros", lambda *sizes, **options: Tensor())
     monkeypatch.setattr(latency_rounds, "signature", lambda *values: None)
-    monkeypatch.setattr(latency_rounds, "_retain", lambda communicator: None)
+    monkeypatch.setattr(graphs.Graphs, "note", lambda self: None)
     monkeypatch.setattr(latency_rounds, "without_fillers", lambda ids, experts: ids)
     monkeypatch.setattr(latency_rounds, "_version_of", lambda ids: None)
     return made

@@ -85,13 +85,13 @@ def is_direct(rank: Rank) -> bool:
 
 def dispatch(
     rank: Rank, inputs: DispatchInputs, made: list[Tensor], places: Places, *, is_half: bool = False
-) -> None:
+) -> bool:
     """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream. Inputs need
     no description (:func:`.checks.signature`). ``made``: the outputs at ``places``, of which a first half
-    takes the kept ids alone.
+    takes the kept ids alone. Returns whether the stream is captured.
     """
     assert _reader is not None
-    rank._native._dispatch_tensors(_reader, inputs, made, places, is_half)
+    return rank._native._dispatch_tensors(_reader, inputs, made, places, is_half)
 
 
 def dispatch_wait(rank: Rank, made: list[Tensor], places: Places) -> None:
@@ -102,10 +102,11 @@ def dispatch_wait(rank: Rank, made: list[Tensor], places: Places) -> None:
 
 def combine(
     rank: Rank, answers: CombineInputs, sums: tuple[Tensor, Tensor | None], *, is_half: bool = False
-) -> None:
+) -> bool:
     """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, in torch's current stream. ``answers``:
     ``expert_rows``, ``topk_weights``, ``received_weights``, and two of ``initial``, which need no
     description; blocks of rows may have a dimension of their own. ``sums``: ``out`` and ``weights``.
+    Returns whether the stream is captured.
     """
     assert _reader is not None
-    rank._native._combine_tensors(_reader, answers, sums, is_half)
+    return rank._native._combine_tensors(_reader, answers, sums, is_half)

@@ -7,6 +7,7 @@ from operator import index
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor
 
 from .. import config as plans
@@ -115,6 +116,8 @@ class Buffer(LowLatency):
         self.enable_shrink = enable_shrink
         #: What calls work with; ``None`` after :meth:`destroy`.
         self.runtime: Runtime | None = self._begin(connect)
+        #: What :meth:`destroy` has left to graphs.
+        self._left: Runtime | None = None
 
     def _refuse_exact(self) -> None:
         """Raises if normal mode is to have the same bits for any number of ranks."""
@@ -125,11 +128,12 @@ class Buffer(LowLatency):
             )
 
     def _begin(self, connect: Callable[[plans.Config, Any], Communicator] | None) -> Runtime:
-        own = None
+        own = gather_flags = None
         if connect is None:
             device = torch.cuda.current_device()
             over = torch_bootstrap(self.group)
             own = Group.node(over, device, share_gpus=self._settings.shares_gpus)
+            gather_flags = self._gather_flags
 
         def make(config: plans.Config) -> Communicator:
             if own is not None:
@@ -137,20 +141,35 @@ class Buffer(LowLatency):
             assert connect is not None
             return connect(config, self.group)
 
-        return Runtime(self.rank, self.group_size, self.num_nvl_bytes, self._settings, make, own)
+        return Runtime(
+            self.rank, self.group_size, self.num_nvl_bytes, self._settings, make, own, gather_flags
+        )
+
+    def _gather_flags(self, flags: list[bool]) -> list[list[bool]]:
+        """Returns the flags of all ranks. Collective."""
+        gathered: list[Any] = [None] * self.group_size
+        distributed.all_gather_object(gathered, flags, group=self.group)
+        return gathered
 
     def destroy(self) -> None:
-        """Gives up open rounds, and closes all communicators, and the group if it is the buffer's.
-        Collective. Synchronizes. A second call does nothing.
+        """Gives up open rounds, and closes all communicators, and the group if it is the buffer's: no call
+        may follow. Collective. Synchronizes.
 
-        Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, and
-        :class:`ferry_ep.InUseError` while graphs have its calls (:meth:`assume_no_graphs`).
+        Communicators that CUDA graphs use are left to these, and nothing is raised. If all ranks are in this
+        process, they are freed with the last graph, where torch tells of its end
+        (``CUDAGraph.retain_object``). Else call this again on all ranks once the graphs are gone, with an
+        older torch after :meth:`assume_no_graphs`. What is left in the end is said at exit. Without such
+        communicators a second call does nothing.
+
+        Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, and as
+        :meth:`ferry_ep.Communicator.close`.
         """
         if not self.explicitly_destroy:
             raise ArgumentError("explicitly_destroy is False, but destroy needs a Buffer made with True")
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        closing = self.runtime or self._left
+        if closing is not None:
+            is_closed = closing.close()
+            self.runtime, self._left = None, None if is_closed else closing
 
     def check(self) -> list[Fault]:
         """Returns input faults that this rank's calls met, the first of each kind since the last call of
@@ -165,12 +184,14 @@ class Buffer(LowLatency):
         return self._live().check()
 
     def assume_no_graphs(self) -> None:
-        """Promises that all CUDA graphs with calls of this buffer are destroyed, so that :meth:`destroy` may
-        close: :meth:`ferry_ep.Communicator.assume_no_graphs`. Not DeepEP's.
+        """Promises that all CUDA graphs with calls of this buffer are destroyed, so that :meth:`destroy`, or
+        a second one, may close: :meth:`ferry_ep.Communicator.assume_no_graphs`. Not DeepEP's.
         """
-        for communicator in self._live().communicators:
-            if not communicator.closed:
-                communicator.assume_no_graphs()
+        closing = self.runtime or self._left
+        if closing is None:
+            self._live()
+        else:
+            closing.promise_no_graphs()
 
     @staticmethod
     def is_sm90_compiled() -> bool:

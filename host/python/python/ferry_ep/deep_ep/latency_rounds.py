@@ -14,12 +14,12 @@ from .._ferry import Places, Plan
 from ..communicator import Communicator
 from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..outputs import TENSORS, DispatchOutput
-from ..torch import _retain
 from . import anew
 from .anew import Memory
 from .checks import signature
 from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
 from .faults import Faults
+from .graphs import Graphs
 from .rounds import MOST_OPEN, Rounds, without_fillers
 from .rows import GROUP
 from .sources import Sources
@@ -173,6 +173,7 @@ class _Round:
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         self.memory = Memory(communicator)
+        self.graphs = Graphs(communicator)
         self._outputs: _Outputs | None = None
 
     def begin(self, ordered: InPlace | Ordered) -> Self:
@@ -232,17 +233,13 @@ class _Round:
                 wait()
                 self.hook = None
                 if self.halves.is_captured:
-                    self.retain()
+                    self.graphs.note()
             if pending is not None:
                 pending()
                 pending = None
 
         self.hook = hook
         return hook
-
-    def retain(self) -> None:
-        """Lets the graph that is captured keep the communicator alive."""
-        _retain(self.communicator)
 
 
 class LatencyLane(Rounds[_Round]):
@@ -300,7 +297,7 @@ class LatencyLane(Rounds[_Round]):
                 self._open.append(opened)
             raise
         if opened.halves.is_captured:
-            opened.retain()
+            opened.graphs.note()
         return blocks, handle, hook
 
     def _send(
@@ -371,7 +368,7 @@ class LatencyLane(Rounds[_Round]):
             raise
         opened.handle = None
         if opened.halves.is_captured:
-            opened.retain()
+            opened.graphs.note()
         return out, hook
 
     def end(self) -> None:

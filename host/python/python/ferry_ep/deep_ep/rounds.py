@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from . import anew
 from .anew import Memory
 from .events import InPlace, Ordered
 from .faults import Faults
+from .graphs import Graphs, Held
 from .handle import LaneKey, Routing
 from .room import Room
 from .rows import GROUP, Rows
@@ -29,13 +30,7 @@ __all__ = ["Answers", "Lane", "Round", "without_fillers"]
 MOST_OPEN = 2
 
 
-class HasCommunicator(Protocol):
-    """A round, open or not."""
-
-    communicator: Communicator
-
-
-Kept = TypeVar("Kept", bound=HasCommunicator)
+Kept = TypeVar("Kept", bound=Held)
 Outputs = TypeVar("Outputs")
 
 #: Results of a dispatch: rows ``[rows, hidden]``, their scales, f32 ``[rows, hidden / 128]``, ids and
@@ -73,6 +68,7 @@ class Round:
     def __init__(self, communicator: Communicator, faults: Faults) -> None:
         self.communicator, self.rank, self._faults = communicator, communicator.rank, faults
         self.routing: Routing | None = None
+        self.graphs = Graphs(communicator)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
         config = communicator.plan.config
@@ -132,11 +128,13 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
-            anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places)
+            if anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places):
+                self.graphs.note()
             return self._arrived(made), (made[-1],), places.kept_ids
         kept = without_fillers(ids, self._experts)
         out = self._described(x, kept, rows)
         communicator.dispatch(x.given, kept, weights, out=out)
+        self.graphs.note_if_captured()
         return _seen(out), (out.src_info, out.source_counts, kept), 0
 
     def dispatch_again(
@@ -146,10 +144,12 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_AGAIN, rows, 0, ids)
-            anew.dispatch(communicator, (x.tokens, ids, None, x.scales), made, places)
+            if anew.dispatch(communicator, (x.tokens, ids, None, x.scales), made, places):
+                self.graphs.note()
             return made[0], made[1] if self._groups else None
         out = self._described(x, ids, rows)
         communicator.dispatch(x.given, ids, None, out=out)
+        self.graphs.note_if_captured()
         return out.tokens, out.scales
 
     def dispatch_counted(
@@ -209,10 +209,12 @@ class Round:
         communicator = self.communicator
         if is_plain and self.is_direct:
             first, second = (*initial, None, None)[:2] if initial else (None, None)
-            anew.combine(communicator, (rows, None, weights, first, second), (sums, returned))
+            if anew.combine(communicator, (rows, None, weights, first, second), (sums, returned)):
+                self.graphs.note()
         else:
             options: dict[str, Any] = {"received_weights": weights, "out": sums, "weights": returned}
             communicator.combine(rows, initial=initial or None, **options)
+            self.graphs.note_if_captured()
         return sums, returned if is_wanted else None
 
 
@@ -241,9 +243,9 @@ class Rounds(Generic[Kept]):
         self._open: list[Kept] = []
 
     @property
-    def communicators(self) -> list[Communicator]:
-        """Communicators that were made so far."""
-        return [each.communicator for each in self._all]
+    def all(self) -> list[Kept]:
+        """Rounds that were made so far, open or not."""
+        return self._all
 
     def _look_for_faults(self) -> None:
         """Looks for input faults of earlier calls, before this one sends anything."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,10 +12,11 @@ from torch import Tensor
 from .. import config as plans
 from .._ferry import Fault, Group
 from ..communicator import Communicator
-from ..errors import ArgumentError, FaultError, FerryError, PeerGaveUp, PoisonedError
+from ..errors import ArgumentError, FaultError, FerryError, InUseError, PeerGaveUp, PoisonedError
 from .checks import signature
 from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, Streams
 from .faults import Faults
+from .graphs import Graphs, Held, free_after, note_freed
 from .handle import Handle, LaneKey, Routing
 from .latency_rounds import LatencyLane
 from .room import Room
@@ -46,6 +46,13 @@ class Checked(NamedTuple):
     """Whether the tensors need no description."""
 
 
+class _Adding:
+    """A communicator of weights that are added."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator, self.graphs = communicator, Graphs(communicator)
+
+
 #: Results of a dispatch: rows, ids, weights, assignments to each expert, handle and event.
 Received = tuple[Any, Tensor | None, Tensor | None, list[int], Handle, EventOverlap]
 
@@ -63,18 +70,21 @@ class Runtime:
         settings: Settings,
         connect: Callable[[plans.Config], Communicator],
         own: Group | None,
+        gather_flags: Callable[[list[bool]], list[list[bool]]] | None,
     ) -> None:
+        """``own``: the group, if it is this object's to close; then ``gather_flags`` gathers flags of all
+        ranks.
+        """
         self.rank, self.ranks = rank, ranks
         self._num_nvl_bytes = num_nvl_bytes
         self._settings = settings
         self._connect = connect
-        #: The group, if it is this object's to close.
-        self._own = own
+        self._own, self._gather_flags = own, gather_flags
         self._lanes: dict[LaneKey, Lane] = {}
         #: Lanes of numbers that ranks tell each other.
         self._exchanges: dict[LaneKey, Lane] = {}
         #: Communicators of weights that are added, by their plans.
-        self._adding: dict[plans.Config, Communicator] = {}
+        self._adding: dict[plans.Config, _Adding] = {}
         #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
         self._latency: dict[tuple[int, int, int, int, str], LatencyLane] = {}
         #: Results of checks, none of them ``None``, by the signatures of tensors, and all else that they
@@ -97,37 +107,78 @@ class Runtime:
         return [*self._exchanges.values(), *self._lanes.values()]
 
     @property
-    def communicators(self) -> list[Communicator]:
+    def _held(self) -> list[Held]:
         """Communicators that were made so far, in the order in which all ranks close them."""
-        normal = (each for lane in self._normal for each in lane.communicators)
-        latency = (each for lane in self._latency.values() for each in lane.communicators)
+        normal = (each for lane in self._normal for each in lane.all)
+        latency = (each for lane in self._latency.values() for each in lane.all)
         return [*normal, *self._adding.values(), *latency]
 
-    def close(self) -> None:
-        """Gives up open rounds, and closes everything. Collective. Synchronizes. A communicator that refuses
-        stops no other one from being closed; the first refusal, or else the first input fault that is to be
-        an exception, is raised in the end, and a later call tries again.
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Communicators that were made so far."""
+        return [each.communicator for each in self._held]
+
+    def close(self) -> bool:
+        """Gives up open rounds, and closes everything but communicators that are in graphs. Collective.
+        Synchronizes. Returns whether nothing is left; else a later call tries again.
+
+        A communicator that refuses stops no other one from being closed. The first refusal, or else the first
+        input fault that is to be an exception, is raised in the end.
         """
         for lane in self._normal:
             lane.end(self.streams.last)
         for latency in self._latency.values():
             latency.end()
+        held = [each for each in self._held if not each.communicator.closed]
         refused: list[FerryError] = []
-        for communicator in self.communicators:
-            if communicator.closed:
+        left: list[Held] = []
+        for each, have_ended in zip(held, self._have_ended(held), strict=True):
+            if not have_ended:
+                left.append(each)
                 continue
-            with suppress(FaultError, PeerGaveUp, PoisonedError):
-                # The kernel that gives a round up may be at work, in a simulated group also during close.
-                self.faults.note(communicator, communicator.synchronize(stream=self.streams.last))
             try:
-                communicator.close()
+                if each.graphs.are_any:
+                    each.graphs.promise_none()
+                each.communicator.close()
+                note_freed(each.communicator)
+            except InUseError:
+                left.append(each)
             except FerryError as error:
                 refused.append(error)
+        for each in left:
+            free_after(each, is_local=self._own is None)
         if refused:
             raise refused[0]
-        if self._own is not None:
+        if not left and self._own is not None:
             self._own.close()
         self.faults.require_none()
+        return not left
+
+    def _have_ended(self, held: list[Held]) -> list[bool]:
+        """Waits for the work of communicators. Returns of which of them all graphs have ended, on all ranks
+        if these are other processes. Collective if there were graphs, which is alike on all ranks.
+        """
+        has_given_up = False
+        for each in held:
+            try:
+                # The kernel that gives a round up may be at work, in a simulated group also during close.
+                fault = each.communicator.synchronize(stream=self.streams.last)
+                self.faults.note(each.communicator, fault)
+            except (FaultError, PeerGaveUp, PoisonedError):
+                has_given_up = True
+        told = [each.graphs.have_ended for each in held]
+        if self._gather_flags is None or not any(each.graphs.are_any for each in held):
+            return told
+        if has_given_up or not all(each.graphs.are_told for each in held):
+            # Lost ranks do not come; and where torch does not tell, all ranks know the same.
+            return [not each.graphs.are_any for each in held]
+        return [all(flags) for flags in zip(*self._gather_flags(told), strict=True)]
+
+    def promise_no_graphs(self) -> None:
+        """Takes the promise that all graphs with calls have ended."""
+        for each in self._held:
+            if not each.communicator.closed:
+                each.graphs.promise_none()
 
     def check(self) -> list[Fault]:
         """Returns the first input fault of each kind since the last call of this. Not collective; does not
@@ -351,9 +402,10 @@ class Runtime:
             combine="exact",
             combine_weights=False,
         )
-        communicator = self._adding.get(config)
-        if communicator is None:
-            communicator = self._adding[config] = self._made(config)
+        held = self._adding.get(config)
+        if held is None:
+            held = self._adding[config] = _Adding(self._made(config))
+        communicator = held.communicator
         is_in_rank = _is_in_rank(routing.ids, routing.experts, ranks)
         numbers = torch.arange(ranks, dtype=torch.int32, device=weights.device)
         rows = weights.new_zeros(routing.rows, width)
@@ -362,6 +414,7 @@ class Runtime:
         out = communicator.outputs(x, routing.rows)
         communicator.dispatch(x, torch.where(is_in_rank, numbers, -1), out=out)
         apart = communicator.combine(rows.view(torch.bfloat16)).view(torch.float32)
+        held.graphs.note_if_captured()
         return torch.where(is_in_rank.unsqueeze(2), apart[:, :, :top_k], 0).sum(1)
 
 
