@@ -30,12 +30,16 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess:
 def test_its_names_are_those_of_ferry():
     result = run(
         "from deep_ep.utils.envs import init_dist\n"
-        "import deep_ep.utils.math, deep_ep.utils.testing\n"
+        "import deep_ep.utils.math, deep_ep.utils.testing, deep_ep.buffer\n"
+        "from deep_ep.buffers import legacy\n"
+        "from deep_ep.utils.event import EventHandle as Event, EventOverlap as Overlap\n"
         "from deep_ep import Buffer, Config, EventOverlap, topk_idx_t\n"
         "from deep_ep.utils import EventHandle\n"
         "import sys, ferry_ep.deep_ep as ferry\n"
         "assert deep_ep.Buffer is Buffer is ferry.Buffer and EventHandle is ferry.EventHandle\n"
-        "for name in ('utils', 'utils.envs', 'utils.math', 'utils.testing'):\n"
+        "assert deep_ep.buffer.Buffer is legacy.Buffer is Buffer and legacy.Config is Config\n"
+        "assert Event is EventHandle and Overlap is EventOverlap\n"
+        "for name in ('buffer', 'buffers.legacy', 'utils', 'utils.envs', 'utils.event', 'utils.testing'):\n"
         "    assert sys.modules['deep_ep.' + name] is sys.modules['ferry_ep.deep_ep.' + name], name\n"
     )
     assert (result.returncode, result.stderr) == (0, "")
@@ -45,6 +49,23 @@ def test_its_version_is_that_of_ferry():
     assert importlib.metadata.version("ferry-ep-deep-ep") == ferry_ep.__version__
     requires = importlib.metadata.requires("ferry-ep-deep-ep")
     assert requires == [f"ferry-ep[torch]=={ferry_ep.__version__}"]
+
+
+def test_engines_find_the_version_of_the_interface():
+    result = run(
+        "import deep_ep\n"
+        "from importlib import metadata\n"
+        "wanted = deep_ep.__version__\n"
+        "assert wanted.startswith('1.2.1+ferry.'), wanted\n"
+        "for name in ('deep_ep', 'deep-ep', 'Deep_EP'):\n"
+        "    assert metadata.version(name) == metadata.metadata(name)['Version'] == wanted\n"
+        "assert metadata.packages_distributions()['deep_ep'] == ['ferry-ep-deep-ep']\n"
+        "try:\n"
+        "    metadata.version('deep_gemm_')\n"
+        "except metadata.PackageNotFoundError:\n"
+        "    print('not found')\n"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "not found\n", "")
 
 
 def test_another_owner_of_the_name_is_named(tmp_path):

@@ -201,6 +201,39 @@ def test_wrong_arguments_of_a_dispatch():
         deep_ep.EventOverlap().current_stream_wait()
 
 
+def test_rows_of_other_types_are_refused_with_the_reason():
+    buffer = deep_ep.Buffer(member(), 1 << 20, low_latency_mode=True, connect=never)
+    half = torch.zeros(3, 256, dtype=torch.float16)
+    codes = torch.zeros(3, 256, dtype=torch.float8_e4m3fn)
+    for x, name, reason in (
+        (half, "x", "convert float16 rows"),
+        (codes, "x", "a tuple of FP8 rows and their scales"),
+        ((codes, None), "x[1]", "a scale for 128 elements"),
+        ((codes, torch.zeros(3, 1)), "x[1]", "a scale for 128 elements"),
+        ((codes, torch.zeros(3, 8)), "x[1]", "a scale for 128 elements"),
+    ):
+        with pytest.raises(ferry.TensorError, match=reason) as raised:
+            buffer.dispatch(**good() | {"x": x})
+        assert raised.value.name == name
+        if not isinstance(x, tuple):
+            with pytest.raises(ferry.TensorError, match=reason):
+                buffer.low_latency_dispatch(x, torch.zeros(3, 2, dtype=torch.int64), 4, 4)
+
+
+def test_a_machine_without_a_gpu_is_told_of_the_simulator():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ferry.DeviceError, match=r"connect, .*simulated"):
+        deep_ep.Buffer(member(), 1 << 20)
+
+
+def test_use_fabric_has_the_place_of_version_1():
+    settings._said.clear()
+    with pytest.warns(UserWarning, match="use_fabric has no effect"):
+        buffer = deep_ep.Buffer(member(), 1 << 20, 0, False, 24, True, False, True, True, connect=never)
+    assert buffer.explicitly_destroy
+
+
 def test_sizes_that_no_plan_has_are_refused_before_ranks_meet():
     with pytest.raises(ferry.PlanError, match="top_k"):
         many = {"topk_idx": torch.zeros(3, 40, dtype=torch.int64), "topk_weights": torch.zeros(3, 40)}

@@ -5,9 +5,13 @@ arguments and results are DeepEP's, the rounds are Ferry's. Written for DeepEP's
 version 2.1.0, where it is called legacy. Ranks are the GPUs of one node.
 """
 
+from .. import __version__ as _ferry_version
 from .buffer import Buffer
 from .events import EventHandle, EventOverlap
 from .faults import InputFaultError
 from .tuning import Config, topk_idx_t
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "InputFaultError", "topk_idx_t"]
+
+#: The last version of DeepEP whose ``Buffer`` was its only one, and Ferry's: from 2 on engines look for more.
+__version__ = f"1.2.1+ferry.{_ferry_version}"

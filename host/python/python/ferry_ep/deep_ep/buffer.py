@@ -14,7 +14,7 @@ from .. import config as plans
 from .._ferry import Fault, Group, Plan
 from ..bootstraps import torch_bootstrap
 from ..communicator import Communicator
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DeviceError
 from ..tensors import refuse
 from .absent import refuse_absent, require_present
 from .checks import (
@@ -69,11 +69,11 @@ class Buffer(LowLatency):
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
+        use_fabric: bool = False,
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
         *,
-        use_fabric: bool = False,
         connect: Callable[[plans.Config, Any], Communicator] | None = None,
     ) -> None:
         """Makes the buffer of this rank. Collective. Synchronizes.
@@ -88,8 +88,8 @@ class Buffer(LowLatency):
 
         ``low_latency_mode``: whether the calls of low-latency mode are allowed, beside those of normal mode;
         ``num_rdma_bytes`` has no effect then, as their windows have the sizes of their calls.
-        ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode``, ``allow_mnnvl`` and ``use_fabric`` (of
-        DeepEP's hybrid-ep branch) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``
+        ``num_qps_per_rank``, ``allow_nvlink_for_low_latency_mode``, ``allow_mnnvl`` and ``use_fabric`` (at
+        its place in 1.2.1) have no effect. Raises ``NotImplementedError`` for ``num_rdma_bytes``
         without ``low_latency_mode``, ``enable_shrink`` and ``comm``, :class:`ferry_ep.ArgumentError`, and the
         exceptions of :class:`ferry_ep.Group`.
         """
@@ -130,6 +130,12 @@ class Buffer(LowLatency):
     def _begin(self, connect: Callable[[plans.Config, Any], Communicator] | None) -> Runtime:
         own = gather_flags = None
         if connect is None:
+            if not torch.cuda.is_available():
+                raise DeviceError(
+                    "Buffer works on a GPU, and torch finds none: on a CPU give it connect, which makes "
+                    "communicators of a simulated group (ferry_ep.Group.simulated, or simulated_at with a "
+                    "process for each rank)"
+                )
             device = torch.cuda.current_device()
             over = torch_bootstrap(self.group)
             own = Group.node(over, device, share_gpus=self._settings.shares_gpus)
@@ -426,7 +432,9 @@ def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> in
 
 
 def _routing(handle: Any) -> Routing:
-    """Returns what a handle has for the buffer."""
-    if not isinstance(handle, Handle):
-        raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
-    return handle.routing
+    """Returns what a handle, or a tuple of its six parts, has for the buffer."""
+    if isinstance(handle, Handle):
+        return handle.routing
+    if isinstance(handle, (tuple, list)) and len(handle) == 6 and isinstance(handle[5], Routing):
+        return handle[5]
+    raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)

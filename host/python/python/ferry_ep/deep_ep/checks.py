@@ -24,6 +24,8 @@ __all__ = [
 
 #: Reads tensors natively.
 _reader = reader_of_torch()
+#: FP8, which needs scales.
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: Chunks that nobody has set.
 _CHUNKS = Config().chunks
 
@@ -55,6 +57,12 @@ def signature(*values: Any) -> bytes | None:
 
 def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:
     """Checks rows that travel, BF16 ``[tokens, hidden]``, and returns them."""
+    if isinstance(x, Tensor) and x.dtype == torch.float16:
+        raise refuse(name, "torch.bfloat16, in which sums are returned: convert float16 rows", str(x.dtype))
+    if isinstance(x, Tensor) and x.dtype in _FP8:
+        raise refuse(
+            name, "torch.bfloat16, or in a dispatch a tuple of FP8 rows and their scales", str(x.dtype)
+        )
     require_tensor(name, x, torch.bfloat16, shape)
     assert isinstance(x, Tensor)
     if x.shape[1] % 8:

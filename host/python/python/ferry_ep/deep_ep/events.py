@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -63,6 +64,10 @@ class EventOverlap:
     at the end of the block.
     """
 
+    hook_after_wait: Callable[[], Any] | None = None
+    """What the next wait calls, once."""
+    _releases = False
+
     def __init__(
         self, event: EventHandle | None = None, extra_tensors: tuple[Tensor | None, ...] | None = None
     ) -> None:
@@ -70,14 +75,41 @@ class EventOverlap:
         self.event = event
         self.extra_tensors = extra_tensors
 
-    def current_stream_wait(self) -> None:
-        """Lets torch's current stream wait for the event. Does not synchronize.
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
+        """Lets torch's current stream wait for the event, and returns what the hook of
+        :meth:`register_hook_after_wait` does, else ``None``. With ``release_handle`` the event, and the
+        tensors that live as long, are dropped. Does not synchronize.
 
         Raises :class:`ferry_ep.ArgumentError` without an event, as a call without ``async_finish`` returns.
         """
         if self.event is None:
             raise ArgumentError("event is None: the call that returned it was made without async_finish")
         self.event.current_stream_wait()
+        result = None
+        if self.hook_after_wait is not None:
+            result = self.hook_after_wait()
+            self.hook_after_wait = None
+        if release_handle:
+            self.event = self.extra_tensors = None
+        return result
+
+    def wait(self) -> Any:
+        """As :meth:`current_stream_wait`."""
+        return self.current_stream_wait()
+
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], Any]) -> None:
+        """Lets the next wait call ``hook_after_wait``, once.
+
+        Raises :class:`ferry_ep.ArgumentError` if there is such a hook.
+        """
+        if self.hook_after_wait is not None:
+            raise ArgumentError("hook_after_wait is given, but there is one that no wait has called yet")
+        self.hook_after_wait = hook_after_wait
+
+    def __call__(self, release_handle: bool = False) -> Self:
+        """Returns itself for ``with event(release_handle=True):``, whose wait drops the event."""
+        self._releases = release_handle
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +120,9 @@ class EventOverlap:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        releases, self._releases = self._releases, False
         if self.event is not None:
-            self.event.current_stream_wait()
+            self.current_stream_wait(releases)
 
 
 class Streams:

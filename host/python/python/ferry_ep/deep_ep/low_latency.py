@@ -286,7 +286,8 @@ def _finish(packed: Tensor | None, stats: Tensor | None, blocks: Blocks) -> None
 
 def _require_handle(handle: Any) -> LatencyHandle:
     if not isinstance(handle, LatencyHandle):
-        raise refuse("handle", "the handle of a low_latency_dispatch", type(handle).__name__)
+        wanted = "the handle that a low_latency_dispatch returned, not a tuple of its parts"
+        raise refuse("handle", wanted, type(handle).__name__)
     return handle
 
 

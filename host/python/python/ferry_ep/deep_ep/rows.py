@@ -63,7 +63,10 @@ def rows_of(x: Any, tokens: int | None = None) -> Rows:
     width = hidden // (4 * GROUP if given == torch.int32 else GROUP)
     is_type = given == torch.float32 or (given == torch.int32 and hidden % (4 * GROUP) == 0)
     if not is_type or scales.shape != (count, width):
-        wanted = f"torch.float32 [{count}, {hidden // GROUP}], or torch.int32 [{count}, {hidden} / 512]"
+        wanted = (
+            f"a scale for {GROUP} elements of a row: torch.float32 [{count}, {hidden // GROUP}], or four of "
+            f"them as UE8M0, torch.int32 [{count}, {hidden} / 512]"
+        )
         if given not in (torch.float32, torch.int32):
             raise refuse("x[1]", wanted, type(scales).__name__ if given is None else str(given))
         raise refuse("x[1]", wanted, f"{given}, shape {list(scales.shape)}")
