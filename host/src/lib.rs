@@ -119,6 +119,7 @@ pub mod guide {
         c
         python
         deep_ep
+        deep_ep_seen
         building
         #[cfg(any(not(doctest), feature = "cuda"))] codegen
         checks

@@ -1,5 +1,6 @@
 //! The Python package: its wheel, and its tests in virtual environments.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -16,17 +17,20 @@ mod torch;
 const PACKAGE: &str = "host/python";
 /// The distribution that installs the name `deep_ep`, in the package's folder. No compiled code.
 const DEEP_EP: &str = "deep-ep";
-/// Programs that build and check wheels, by their names in the package index. A new pip installs into other
-/// environments; flit brings the backend that builds `ferry-ep-deep-ep`.
-const TOOLS: [&str; 7] = [
-    "pip",
-    "maturin",
-    "abi3audit",
-    "basedpyright",
-    "flit",
-    "mypy",
-    "ruff",
+/// Packages that build and check wheels, and a program of each. A new pip installs into other environments;
+/// flit brings the backend that builds `ferry-ep-deep-ep`, ziglang a linker for older systems.
+const TOOLS: [(&str, &str); 8] = [
+    ("pip", "pip"),
+    ("maturin", "maturin"),
+    ("abi3audit", "abi3audit"),
+    ("basedpyright", "basedpyright"),
+    ("flit", "flit"),
+    ("mypy", "mypy"),
+    ("ruff", "ruff"),
+    ("ziglang", "python-zig"),
 ];
+/// Oldest systems on which a wheel of the release profile runs: those with glibc 2.28.
+const SYSTEMS: &str = "manylinux_2_28";
 /// Packages that the tests without torch need, beside the wheel.
 const TESTED_WITH: [&str; 2] = ["numpy", "pytest"];
 
@@ -121,12 +125,19 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
     };
     let features = features.map(|features| ["--no-default-features", "--features", features]);
     let (manifest, target) = (source.join("Cargo.toml"), &places.target_dir);
+    // Zig links with an older glibc than this system's, in a folder of its own.
+    let linked = match profile {
+        Profile::Dev => None,
+        Profile::Release => Some(["--zig", "--compatibility", SYSTEMS]),
+    };
     let maturin = cmd!(
         shell,
         "{tools}/maturin build --profile {name} --manifest-path {manifest} --target-dir {target}
          --out {wheels}"
     )
     .args(features.into_iter().flatten())
+    .args(linked.into_iter().flatten())
+    .env("PATH", search_path(&tools)?)
     // A user's wheel has the features of its own package alone.
     .env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
     builds::build(
@@ -136,6 +147,11 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
         maturin.into(),
     )?;
     let wheel = wheel(places)?;
+    ensure!(
+        profile == Profile::Dev || path(&wheel)?.contains(SYSTEMS),
+        "{} is not for {SYSTEMS}",
+        wheel.display()
+    );
     package_deep_ep(places, &shell, &tools)?;
     cmd!(shell, "{tools}/abi3audit --strict {wheel}")
         .quiet()
@@ -290,17 +306,27 @@ fn tools(places: &Places) -> Result<PathBuf> {
     let shell = shell(places)?;
     let tools = folder(places).join("tools");
     let programs = tools.join("bin");
-    if TOOLS.iter().all(|tool| programs.join(tool).is_file()) {
+    if TOOLS
+        .iter()
+        .all(|(_, program)| programs.join(program).is_file())
+    {
         return Ok(programs);
     }
     environment(&shell, &tools, &[])?;
     let quiet = ["--quiet", "--disable-pip-version-check", "--upgrade"];
     cmd!(shell, "{programs}/python -m pip install {quiet...}")
-        .args(TOOLS)
+        .args(TOOLS.map(|(package, _)| package))
         .quiet()
         .run()
         .context("cannot install the programs that build and check the wheel")?;
     Ok(programs)
+}
+
+/// Folders in which programs are looked for, the tools' own first: maturin finds Zig in them.
+fn search_path(tools: &Path) -> Result<OsString> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::iter::once(tools.to_path_buf()).chain(std::env::split_paths(&others));
+    std::env::join_paths(all).context("a folder of PATH has a colon in its name")
 }
 
 /// Makes a virtual environment, and returns the folder of its programs.

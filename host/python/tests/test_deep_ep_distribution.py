@@ -11,6 +11,8 @@ import sys
 import ferry_ep
 import pytest
 
+requirements = pytest.importorskip("packaging.requirements")
+version = pytest.importorskip("packaging.version")
 pytest.importorskip("torch")
 if importlib.util.find_spec("deep_ep") is None:
     pytest.skip("ferry-ep-deep-ep is not installed", allow_module_level=True)
@@ -47,8 +49,24 @@ def test_its_names_are_those_of_ferry():
 
 def test_its_version_is_that_of_ferry():
     assert importlib.metadata.version("ferry-ep-deep-ep") == ferry_ep.__version__
-    requires = importlib.metadata.requires("ferry-ep-deep-ep")
-    assert requires == [f"ferry-ep[torch]=={ferry_ep.__version__}"]
+    (requires,) = importlib.metadata.requires("ferry-ep-deep-ep")
+    needed = requirements.Requirement(requires)
+    assert needed.name == "ferry-ep" and needed.extras == {"torch"}
+    major, minor, patch = version.Version(ferry_ep.__version__).release
+    for number, is_enough in (
+        (ferry_ep.__version__, True),
+        (f"{major}.{minor}.{patch + 1}", True),
+        (f"{major}.{minor + 1}.0", False),
+        (f"{major}.{minor - 1}.9", False),
+    ):
+        assert needed.specifier.contains(number) == is_enough, number
+
+
+@pytest.mark.parametrize("name", ["ferry-ep", "ferry-ep-deep-ep"])
+def test_wheels_have_their_licences(name):
+    names = {file.name for file in importlib.metadata.files(name)}
+    assert names >= {"LICENSE-APACHE", "LICENSE-MIT"}
+    assert importlib.metadata.metadata(name)["License-Expression"] == "MIT OR Apache-2.0"
 
 
 def test_engines_find_the_version_of_the_interface():

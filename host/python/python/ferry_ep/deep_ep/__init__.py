@@ -13,5 +13,5 @@ from .tuning import Config, topk_idx_t
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "InputFaultError", "topk_idx_t"]
 
-#: The last version of DeepEP whose ``Buffer`` was its only one, and Ferry's: from 2 on engines look for more.
+#: A version of DeepEP whose ``Buffer`` is its only one, and Ferry's: from 2 on engines look for more.
 __version__ = f"1.2.1+ferry.{_ferry_version}"
