@@ -108,8 +108,10 @@ def test_strict_mode_raises_in_the_next_call_and_in_destroy(world, monkeypatch, 
         if rank == 0:
             with pytest.raises(deep_ep.InputFaultError):
                 buffer.destroy()
-        buffer.destroy()
+        else:
+            buffer.destroy()
         assert buffer.runtime is None
+        buffer.destroy()
 
     of.run(run)
     assert caplog.records == []

@@ -63,6 +63,30 @@ def test_no_rank_brings_any(world):
     of.run(run)
 
 
+def test_a_first_call_without_memory_for_its_window_can_be_made_smaller(world):
+    of = world(2)
+    small, large = Tokens(1, of, [2, 3]), Tokens(2, of, [9, 9])
+    connect = of.connect
+
+    def has_no_memory(config, member):
+        if config.max_tokens_per_rank > 8:
+            raise ferry.DeviceError("no memory is left")
+        return connect(config, member)
+
+    of.connect = has_no_memory
+
+    def run(rank):
+        buffer = of.buffer(rank, 0)
+        with pytest.raises(ferry.DeviceError):
+            dispatch(buffer, *large.given(rank), large.experts)
+        layer(buffer, small, rank)
+        with pytest.raises(ferry.ArgumentError, match="room for 3"):
+            dispatch(buffer, *large.given(rank), large.experts)
+        buffer.destroy()
+
+    of.run(run)
+
+
 @pytest.mark.parametrize("by", ["bytes", "setting"])
 def test_one_rank_has_room_for_more(world, by):
     of = world(2)

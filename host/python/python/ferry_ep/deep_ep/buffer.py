@@ -176,6 +176,7 @@ class Buffer(LowLatency):
         if closing is not None:
             is_closed = closing.close()
             self.runtime, self._left = None, None if is_closed else closing
+            closing.faults.require_none()
 
     def check(self) -> list[Fault]:
         """Returns input faults that this rank's calls met, the first of each kind since the last call of

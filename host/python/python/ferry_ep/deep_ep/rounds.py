@@ -400,9 +400,10 @@ class Lane(Rounds[Round]):
         return None
 
     def _make(self, ids: Tensor) -> Round:
-        if self.room is None:
-            self.room = self._agree(ids)
-        made = Round(self._connect(self.room.tokens), self._faults)
+        room = self._agree(ids) if self.room is None else self.room
+        made = Round(self._connect(room.tokens), self._faults)
+        # Not if there was no memory for as many: all ranks know that, and agree once more.
+        self.room = room
         self._all.append(made)
         return made
 

@@ -122,8 +122,8 @@ class Runtime:
         """Gives up open rounds, and closes everything but communicators that are in graphs. Collective.
         Synchronizes. Returns whether nothing is left; else a later call tries again.
 
-        A communicator that refuses stops no other one from being closed. The first refusal, or else the first
-        input fault that is to be an exception, is raised in the end.
+        A communicator that refuses stops no other one from being closed. The first refusal is raised in the
+        end.
         """
         for lane in self._normal:
             lane.end(self.streams.last)
@@ -151,7 +151,6 @@ class Runtime:
             raise refused[0]
         if not left and self._own is not None:
             self._own.close()
-        self.faults.require_none()
         return not left
 
     def _have_ended(self, held: list[Held]) -> list[bool]:
