@@ -50,6 +50,8 @@ class LatencyHandle(tuple[Any, ...]):
     """Memory of a combine with ``zero_copy``, once it was asked for."""
     sources: Sources
     """Where the rows came from."""
+    _ids: Tensor
+    _version: int | None
 
     def __new__(cls, lane: LatencyLane, ids: Tensor, sources: Sources) -> LatencyHandle:
         """Made by a dispatch alone, of these ids."""
