@@ -154,6 +154,17 @@ def test_the_profile_run_of_vllm(world, worst):
     of.run(run)
 
 
+def test_a_setting_that_no_plan_has_is_an_error_of_the_plan(world, monkeypatch):
+    of = world(1)
+    tokens = Tokens(1, of, [3])
+    for asked in ("1000000000", "10000000000"):
+        monkeypatch.setenv("FERRY_DEEP_EP_MAX_TOKENS", asked)
+        buffer = of.buffer(0)
+        with pytest.raises(ferry.PlanError, match="max_tokens_per_rank"):
+            dispatch(buffer, *tokens.given(0), tokens.experts)
+        buffer.destroy()
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_hint_of_sglang_counts_one_byte_an_element(ranks):
     hint = deep_ep.Config(20).get_nvl_buffer_size_hint(7168 * 1, ranks)

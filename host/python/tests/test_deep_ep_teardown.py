@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 deep_ep = pytest.importorskip("ferry_ep.deep_ep")
 rig = pytest.importorskip("deep_ep_rig")
 from deep_ep_rig import Tokens, dispatch, same  # noqa: E402
-from ferry_ep.deep_ep import graphs  # noqa: E402
+from ferry_ep.deep_ep import graphs, runtime  # noqa: E402
 
 
 class Graph:
@@ -140,13 +140,13 @@ def test_ranks_in_other_processes_close_together(world, capture, others):
         graph = Graph()
         capture(graph, lambda: layer(buffer, tokens, rank))
         *_, captured = buffer.runtime.communicators
-        runtime, asked = buffer.runtime, []
+        made, asked = buffer.runtime, []
 
         def gather(flags):
             asked.append(flags)
             return [flags, [*[True] * (len(flags) - 1), others]]
 
-        runtime._gather_flags, runtime._own = gather, type("Group", (), {"close": lambda: closed.append(1)})
+        made._gather_flags, made._own = gather, type("Group", (), {"close": lambda: closed.append(1)})
         if others == "lost":
 
             def lost(stream=None):
@@ -164,6 +164,26 @@ def test_ranks_in_other_processes_close_together(world, capture, others):
 
     of.run(run)
     assert len(closed) == (2 if others is True else 0)
+
+
+def test_ranks_of_a_callers_own_processes_need_a_promise(world, capture, monkeypatch):
+    """Nobody says whether their graphs have ended, too."""
+    of, tokens, _ = simulated(world)
+    monkeypatch.setattr(runtime, "_is_local", lambda held: False)
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        layer(buffer, tokens, rank)
+        capture(Graph(), lambda: layer(buffer, tokens, rank))
+        gc.collect()
+        *eager, captured = buffer.runtime.communicators
+        buffer.destroy()
+        assert all(each.closed for each in eager) and not captured.closed
+        buffer.assume_no_graphs()
+        buffer.destroy()
+        assert captured.closed
+
+    of.run(run)
 
 
 def test_what_is_left_is_said_once_at_exit():

@@ -34,6 +34,8 @@ Order = tuple[EventOverlap | None, bool, bool]
 #: Results of checks that a buffer keeps: engines have some hundreds of numbers of tokens. Combines of
 #: numbers of rows that never come again take places, too, until all are forgotten.
 _MOST_CHECKED = 4096
+#: Greatest number that ranks tell each other.
+_MOST_SENT = (1 << 31) - 1
 #: Formats in which rows travel.
 _FORMATS = ("bf16", "fp8")
 
@@ -146,7 +148,7 @@ class Runtime:
             except FerryError as error:
                 refused.append(error)
         for each in left:
-            free_after(each, is_local=self._own is None)
+            free_after(each, is_local=self._own is None and _is_local(each))
         if refused:
             raise refused[0]
         if not left and self._own is not None:
@@ -166,8 +168,13 @@ class Runtime:
             except (FaultError, PeerGaveUp, PoisonedError):
                 has_given_up = True
         told = [each.graphs.have_ended for each in held]
-        if self._gather_flags is None or not any(each.graphs.are_any for each in held):
+        if not any(each.graphs.are_any for each in held):
             return told
+        if self._gather_flags is None:
+            return [
+                of and (_is_local(each) or not each.graphs.are_any)
+                for of, each in zip(told, held, strict=True)
+            ]
         if has_given_up or not all(each.graphs.are_told for each in held):
             # Lost ranks do not come; and where torch does not tell, all ranks know the same.
             return [not each.graphs.are_any for each in held]
@@ -214,7 +221,8 @@ class Runtime:
                 "call before the capture"
             )
         given = Room(ids.shape[0], fitting, self._settings.max_tokens or 0)
-        sent = [ids.new_full((self.ranks, 1), number, dtype=torch.int32) for number in given]
+        # No plan has as many tokens, which it says then.
+        sent = [ids.new_full((self.ranks, 1), min(each, _MOST_SENT), dtype=torch.int32) for each in given]
         found = self._gather(torch.cat(sent, 1), 0, IN_CURRENT)
         return Room(*(max(numbers) for numbers in zip(*found, strict=True)))
 
@@ -415,6 +423,11 @@ class Runtime:
         apart = communicator.combine(rows.view(torch.bfloat16)).view(torch.float32)
         held.graphs.note_if_captured()
         return torch.where(is_in_rank.unsqueeze(2), apart[:, :, :top_k], 0).sum(1)
+
+
+def _is_local(held: Held) -> bool:
+    """Returns whether all ranks of a communicator are in this process."""
+    return len(held.communicator._peers) == held.communicator.plan.ranks
 
 
 def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tensor, Tensor]:
