@@ -423,46 +423,6 @@ def test_hints_are_room_for_the_tokens_that_they_say(world, monkeypatch):
             assert ferry.Plan(group, over).window_bytes > hint
 
 
-def test_a_tuple_of_a_handles_parts_is_a_handle(world):
-    """An engine may keep the six of them, as DeepEP's is a plain tuple."""
-    of = world(2)
-    tokens = Tokens(53, of, [3, 2])
-
-    def run(rank):
-        buffer = of.buffer(rank)
-        rows, *_, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
-        for parts in (tuple(handle), list(handle), handle):
-            same(buffer.combine(tokens.answers(rank, rows), parts)[0], tokens.sums(rank))
-            again = buffer.dispatch(tokens.given(rank)[0], handle=parts)[0]
-            same(again, tokens.received(rank)["x"])
-        with pytest.raises(ferry.TensorError, match="handle"):
-            buffer.combine(rows, tuple(handle)[:5])
-        buffer.destroy()
-
-    of.run(run)
-
-
-def test_a_wait_calls_a_hook_once_and_may_drop_the_event():
-    called = []
-    event = deep_ep.EventOverlap(deep_ep.EventHandle(), (torch.zeros(1),))
-    assert event.wait() is None
-    event.register_hook_after_wait(lambda: called.append(1) or len(called))
-    with pytest.raises(ferry.ArgumentError, match="hook_after_wait"):
-        event.register_hook_after_wait(called.clear)
-    assert event.current_stream_wait() == 1 and event.current_stream_wait() is None
-    event.register_hook_after_wait(lambda: called.append(2))
-    with event as same_one:
-        assert same_one is event and called == [1]
-    assert called == [1, 2] and event.event is not None
-    with event(release_handle=True):
-        assert event.event is not None
-    assert event.event is None and event.extra_tensors is None and called == [1, 2]
-    with event:
-        pass
-    with pytest.raises(ferry.ArgumentError, match="event is None"):
-        event.current_stream_wait(release_handle=True)
-
-
 def test_a_handle_keeps_no_rows(world):
     """Megatron keeps a handle for each layer until its backward pass."""
     of = world(2)

@@ -300,3 +300,22 @@ def test_a_graph_of_a_round_has_the_results_of_eager_calls(world):
         buffer.destroy()
 
     of.run(run)
+
+
+def test_a_tuple_of_a_handles_parts_is_a_handle(world):
+    """An engine may keep the six of them, as DeepEP's is a plain tuple."""
+    of = world(2)
+    tokens = Tokens(53, of, [3, 2])
+
+    def run(rank):
+        buffer = of.buffer(rank)
+        rows, *_, handle, _ = dispatch(buffer, *tokens.given(rank), tokens.experts)
+        for parts in (tuple(handle), list(handle), handle):
+            same(buffer.combine(tokens.answers(rank, rows), parts)[0], tokens.sums(rank))
+            again = buffer.dispatch(tokens.given(rank)[0], handle=parts)[0]
+            same(again, tokens.received(rank)["x"])
+        with pytest.raises(ferry.TensorError, match="handle"):
+            buffer.combine(rows, tuple(handle)[:5])
+        buffer.destroy()
+
+    of.run(run)

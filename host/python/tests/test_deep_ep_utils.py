@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import ferry_ep as ferry
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 utils = pytest.importorskip("ferry_ep.deep_ep.utils")
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "deep_ep.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "deep_ep_seen.md").read_text()
 
 
 @pytest.fixture
@@ -113,6 +114,27 @@ def test_times(device, monkeypatch):
     assert utils.bench_kineto(lambda: None, ("dispatch", "combine"), num_tests=3) == (1, 1)
     halves = utils.bench_kineto(lambda: None, ("dispatch", "combine"), num_kernels_per_period=2)
     assert halves == ((1, 1), (1, 1))
+
+
+def test_a_wait_calls_a_hook_once_and_may_drop_the_event():
+    called = []
+    event = utils.EventOverlap(utils.EventHandle(), (torch.zeros(1),))
+    assert event.wait() is None
+    event.register_hook_after_wait(lambda: called.append(1) or len(called))
+    with pytest.raises(ferry.ArgumentError, match="hook_after_wait"):
+        event.register_hook_after_wait(called.clear)
+    assert event.current_stream_wait() == 1 and event.current_stream_wait() is None
+    event.register_hook_after_wait(lambda: called.append(2))
+    with event as same_one:
+        assert same_one is event and called == [1]
+    assert called == [1, 2] and event.event is not None
+    with event(release_handle=True):
+        assert event.event is not None
+    assert event.event is None and event.extra_tensors is None and called == [1, 2]
+    with event:
+        pass
+    with pytest.raises(ferry.ArgumentError, match="event is None"):
+        event.current_stream_wait(release_handle=True)
 
 
 def test_the_page_names_tests_that_are_there():
