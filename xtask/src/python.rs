@@ -31,6 +31,8 @@ const TOOLS: [(&str, &str); 8] = [
 ];
 /// Oldest systems on which a wheel of the release profile runs: those with glibc 2.28.
 const SYSTEMS: &str = "manylinux_2_28";
+/// Licence texts, of which each wheel has one of its own.
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// Packages that the tests without torch need, beside the wheel.
 const TESTED_WITH: [&str; 2] = ["numpy", "pytest"];
 
@@ -172,6 +174,16 @@ fn package(places: &Places, profile: Profile, features: Option<&str>) -> Result<
 fn package_deep_ep(places: &Places, shell: &Shell, tools: &Path) -> Result<()> {
     let wheels = folder(places).join("wheels");
     let source = places.root.join(PACKAGE).join(DEEP_EP);
+    // Copies, as flit refuses links out of its folder.
+    for name in LICENCES {
+        let (copy, text) = (source.join(name), places.root.join(name));
+        ensure!(
+            std::fs::read(&copy)? == std::fs::read(&text)?,
+            "{} is not {}: copy it",
+            copy.display(),
+            text.display()
+        );
+    }
     let options = [
         "--quiet",
         "--no-deps",
