@@ -295,8 +295,9 @@ class Call:
 
     def _record(self, owner: Any) -> None:
         """Tells torch, or a lent array, that it is used on another stream than its own."""
-        if isinstance(owner, Tensor) and isinstance(owner.owner, DeviceArray):
-            owner.owner._used_on(self.stream)
+        if isinstance(owner, Tensor):
+            if isinstance(owner.owner, DeviceArray):
+                owner.owner._used_on(self.stream)
             return
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(owner, torch.Tensor) or not owner.is_cuda:
