@@ -8,8 +8,9 @@ use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 use super::{memory, thread};
 
 /// The block arrival counters, on which its warps arrive once in a launch; the deadline; the fault page's
-/// address; a double word for each warp to hand over; a word that the first warp brings; the peers' windows; the initial values of some words;
-/// the credits; and the memory of the protocol ([`BlockMemory`](ferry_protocol::BlockMemory)).
+/// address; a double word for each warp to hand over; a word that the first warp brings; the peers' windows;
+/// the initial values of some words; the credits; and the memory of the protocol
+/// ([`BlockMemory`](ferry_protocol::BlockMemory)).
 ///
 /// It is as large in every kernel, so that a multiprocessor may keep the division of its memory from one to
 /// the next; the gain was not measured.

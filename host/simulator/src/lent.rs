@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{mem, thread};
 
+use crate::addresses::Machine;
 use crate::error::SimulatorError;
 use crate::memory::Memory;
-use crate::owner::Machine;
 
 /// Memory that handles and the simulating thread use in turns, so that a handle's access needs no message to
 /// that thread.

@@ -27,6 +27,7 @@
 //! [`Options::patience`] of wall time.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod args;
 mod block;
 mod combines;

@@ -2,13 +2,9 @@
 
 use std::cell::Cell;
 
+use crate::addresses::{Machine, RANK_SHIFT, rank_of};
 use crate::error::SimulatorError;
-use crate::owner::Machine;
 
-/// A machine's addresses start at its number times `1 << MACHINE_SHIFT`.
-pub const MACHINE_SHIFT: u32 = 48;
-/// A rank's addresses start at `(rank + 1) << RANK_SHIFT` after that.
-pub const RANK_SHIFT: u32 = 40;
 /// Allocations start at multiples of this, with a gap of as much behind each.
 const ALIGN: u64 = 256;
 /// Content of fresh memory: as a BF16 a large number, as a word neither 0 nor -1.
@@ -213,12 +209,6 @@ impl Memory {
             bytes,
         })
     }
-}
-
-/// The rank in whose memory an address lies.
-pub fn rank_of(address: u64) -> Option<usize> {
-    let of_machine = address & ((1 << MACHINE_SHIFT) - 1);
-    ((of_machine >> RANK_SHIFT) as usize).checked_sub(1)
 }
 
 #[cfg(test)]

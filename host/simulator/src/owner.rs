@@ -1,75 +1,37 @@
-//! The rank and the machine in whose memory an address is.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! Owners of the tensors of a launch.
 
 use ferry_layout::{Arguments, SiluArgs, Table, Tensor};
 
+use crate::addresses::{Machine, rank_of};
 use crate::args::Args;
 use crate::error::SimulatorError;
-use crate::memory::{MACHINE_SHIFT, rank_of};
 
-/// Machines of this process so far.
-static MACHINES: AtomicU64 = AtomicU64::new(0);
-/// Number of machines after which numbers repeat.
-const MOST_MACHINES: u64 = 1 << 14;
-
-/// The number of a machine, which the addresses of its memory have in their upper bits: a tensor of another
-/// machine is told from one of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Machine(u64);
-
-impl Machine {
-    pub(crate) fn next() -> Self {
-        Self(MACHINES.fetch_add(1, Ordering::Relaxed) % MOST_MACHINES)
+/// Refuses a launch of `rank`, of `ranks`, whose tensors are in the memory of others. An address of nobody is
+/// found when it is used.
+pub fn require_own(
+    machine: Machine,
+    seed: u64,
+    [rank, ranks]: [u32; 2],
+    args: &Args,
+) -> Result<(), SimulatorError> {
+    for (tensor, address) in tensors(args) {
+        let owner = rank_of(address).filter(|&owner| owner < ranks as usize);
+        let owner = match owner {
+            _ if machine.is_of_another(address) => "another group".to_owned(),
+            Some(owner) if owner != rank as usize && machine.has(address) => {
+                format!("rank {owner}")
+            }
+            _ => continue,
+        };
+        return Err(SimulatorError::ForeignTensor {
+            seed,
+            rank,
+            tensor,
+            address,
+            owner,
+        });
     }
-
-    /// The lowest address of its memory.
-    pub(crate) const fn base(self) -> u64 {
-        self.0 << MACHINE_SHIFT
-    }
-
-    /// Whether an address is of another machine of this process.
-    pub(crate) fn is_of_another(self, address: u64) -> bool {
-        let machine = address >> MACHINE_SHIFT;
-        let exists = machine < MACHINES.load(Ordering::Relaxed).min(MOST_MACHINES);
-        machine != self.0 && exists && rank_of(address).is_some()
-    }
-
-    /// The owner of an address in the words of a message, if it is another machine.
-    pub(crate) fn whose(self, address: u64) -> &'static str {
-        match self.is_of_another(address) {
-            true => ", in the memory of another group",
-            false => "",
-        }
-    }
-
-    /// Refuses a launch of `rank`, of `ranks`, whose tensors are in the memory of others. An address of nobody
-    /// is found when it is used.
-    pub(crate) fn require_own(
-        self,
-        seed: u64,
-        [rank, ranks]: [u32; 2],
-        args: &Args,
-    ) -> Result<(), SimulatorError> {
-        for (tensor, address) in tensors(args) {
-            let owner = rank_of(address).filter(|&owner| owner < ranks as usize);
-            let owner = match owner {
-                _ if self.is_of_another(address) => "another group".to_owned(),
-                Some(owner) if owner != rank as usize && address >> MACHINE_SHIFT == self.0 => {
-                    format!("rank {owner}")
-                }
-                _ => continue,
-            };
-            return Err(SimulatorError::ForeignTensor {
-                seed,
-                rank,
-                tensor,
-                address,
-                owner,
-            });
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Names and addresses of the user's tensors, 0 of one that there is not.

@@ -17,7 +17,7 @@ struct Contents {
 }
 
 impl Racing {
-    /// From now on the memory at `address` takes these contents, in any order, each as a whole.
+    /// Lets the memory at `address` take these contents from now on, in any order, each as a whole.
     pub fn begin(&self, address: u64, each: Vec<Vec<u8>>) {
         let begun = (!each.is_empty()).then_some(Contents { address, each });
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = begun;

@@ -16,6 +16,7 @@ use ferry_layout::{Common, Kernel, MAX_BLOCKS, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::addresses::Machine;
 use crate::args::Args;
 use crate::block::Block;
 use crate::command::{Command, Launch, Reply};
@@ -23,7 +24,6 @@ use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::Memory;
 use crate::options::Options;
-use crate::owner::Machine;
 use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
 use crate::stacks;

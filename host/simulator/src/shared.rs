@@ -6,10 +6,10 @@ use std::time::Duration;
 use ferry_layout::Counter;
 use rand_chacha::ChaCha8Rng;
 
+use crate::addresses::{Machine, rank_of};
 use crate::error::SimulatorError;
-use crate::memory::{Memory, Outside, rank_of};
+use crate::memory::{Memory, Outside};
 use crate::network::Network;
-use crate::owner::Machine;
 use crate::racing::Racing;
 
 /// State shared by the fibres and the scheduler.

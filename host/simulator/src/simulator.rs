@@ -5,13 +5,14 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 
 use ferry_layout::{Kernel, MAX_RANKS};
 
+use crate::addresses::{Machine, RANK_SHIFT};
 use crate::args::Args;
 use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
-use crate::memory::{Outside, RANK_SHIFT};
+use crate::memory::Outside;
 use crate::options::{ASK_AGAIN, Lost, Options, is_interrupted};
-use crate::owner::Machine;
+use crate::owner::require_own;
 use crate::remote::{Remote, operation};
 use crate::scheduler::World;
 
@@ -133,8 +134,8 @@ impl Simulator {
     }
 
     /// Enqueues a kernel on `rank`'s stream, of as many blocks as the machine's [`Options::warps`] make, but
-    /// at most `max_blocks`. [`SimulatorError::ForeignTensor`] for memory of another rank or machine: nothing is
-    /// enqueued.
+    /// at most `max_blocks`. [`SimulatorError::ForeignTensor`] for memory of another rank or machine: nothing
+    /// is enqueued.
     pub fn launch(
         &self,
         rank: u32,
@@ -150,7 +151,7 @@ impl Simulator {
             let launched = remote.ask(operation::LAUNCH, number, &args.bytes());
             return launched.map(drop);
         }
-        (self.machine).require_own(self.seed, [rank, self.ranks], &args)?;
+        require_own(self.machine, self.seed, [rank, self.ranks], &args)?;
         self.ask(|reply| Command::Launch {
             rank,
             launch: Launch {

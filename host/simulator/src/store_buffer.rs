@@ -2,7 +2,7 @@
 
 use rand::Rng;
 
-use crate::memory::rank_of;
+use crate::addresses::rank_of;
 use crate::shared::Shared;
 
 /// Maximum number of writes in a store buffer; a full one drains.

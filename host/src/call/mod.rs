@@ -49,9 +49,9 @@ pub struct DispatchInput {
     /// kernel begins, so that one captured graph serves any number up to the rows of `x`. A larger number
     /// counts as all rows, and is reported as a fault
     /// ([`FaultKind::TooManyOnDevice`](crate::FaultKind)). Combine does not write the rows of `combined` from
-    /// the number on. Write it in stream order before the dispatch: each block of the kernel reads it once, by
-    /// itself, so that a number that changes meanwhile makes rows of this round and of later ones wrong, on
-    /// peers, too, or a kernel times out. Needs [`Config::options`](crate::Config::options), which a
+    /// the number on. Write it in stream order before the dispatch: each block of the kernel reads it once,
+    /// by itself, so that a number that changes meanwhile makes rows of this round and of later ones wrong,
+    /// on peers, too, or a kernel times out. Needs [`Config::options`](crate::Config::options), which a
     /// shared expert and `skip_a2a` imply.
     pub tokens_on_device: Option<Tensor<1>>,
     /// Scales of an `x` that is encoded already; `None`: `x` is BF16. Each rank and call may choose. Any

@@ -23,8 +23,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotBuilt`] without the feature `cuda`; [`Error::RankCount`], [`Error::DeviceListedTwice`], [`Error::NoSuchDevice`],
-    /// [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
+    /// [`Error::NotBuilt`] without the feature `cuda`; [`Error::RankCount`], [`Error::DeviceListedTwice`],
+    /// [`Error::NoSuchDevice`], [`Error::NoPeerAccess`], [`Error::LibraryMissing`] without a CUDA driver,
     /// [`Error::Driver`], also for kernels of other devices, [`Error::SharedGpu`], [`Error::Cuda`].
     pub fn local(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
@@ -47,11 +47,11 @@ impl Group {
     /// containers need one IPC namespace and one PID namespace.
     ///
     /// # Errors
-    /// [`Error::NotBuilt`] without the feature `cuda`; [`Error::Node`] (different nodes, different numbers of ranks, no peer access, no CUDA IPC),
-    /// [`Error::GpuShared`], [`Error::SharedGpu`], [`Error::PeerFailed`], [`Error::Bootstrap`],
-    /// [`Error::RankCount`],
-    /// [`Error::NoSuchDevice`], [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], also
-    /// for kernels of other devices, [`Error::Cuda`].
+    /// [`Error::NotBuilt`] without the feature `cuda`; [`Error::Node`] (different nodes, different numbers of
+    /// ranks, no peer access, no CUDA IPC), [`Error::GpuShared`], [`Error::SharedGpu`],
+    /// [`Error::PeerFailed`], [`Error::Bootstrap`], [`Error::RankCount`], [`Error::NoSuchDevice`],
+    /// [`Error::LibraryMissing`] without a CUDA driver, [`Error::Driver`], also for kernels of other devices,
+    /// [`Error::Cuda`].
     pub fn node(
         bootstrap: Box<dyn Bootstrap>,
         device: usize,
@@ -103,7 +103,7 @@ fn not_built<T>(call: &'static str, feature: &'static str, given: T) -> Result<G
 mod tests {
     use super::*;
 
-    /// As the C library's. A group of no GPUs is refused for that, if there are groups of GPUs.
+    /// A group of no GPUs is refused for that, if there are groups of GPUs.
     #[test]
     fn a_group_of_gpus_names_the_feature_that_it_takes() {
         let refused = Group::local(&[], &GroupOptions::default()).err();

@@ -45,7 +45,7 @@ fn leaking() {
     }
 }
 
-/// Likewise: a loop around buffers of each step, which it drops or frees.
+/// Not a test of its own, either: a loop around buffers of each step, which it drops or frees.
 #[test]
 fn leaking_buffers() {
     let Ok(how) = std::env::var(LEAKS) else {

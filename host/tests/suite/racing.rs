@@ -1,6 +1,6 @@
 //! Inputs that change while kernels read them, as an early `upload` changes them. Rows and sums are undefined
-//! then, and ranks may time out; but no access leaves its tensor, no warp loads what its block has not stored,
-//! and none is missed at a barrier: the simulation would end with an error.
+//! then, and ranks may time out; but no access leaves its tensor, no warp loads what its block has not
+//! stored, and none is missed at a barrier: the simulation would end with an error.
 
 use std::array;
 use std::ops::Range;
@@ -171,7 +171,7 @@ fn config() -> Config {
     }
 }
 
-/// Without travel: tiled scales, and tables of rows, follow from the ids.
+/// Configurations without travel: tiled scales, and tables of rows, follow from the ids.
 fn without_travel() -> Vec<Config> {
     let config = Config {
         skip_a2a: true,
@@ -197,7 +197,7 @@ fn without_travel() -> Vec<Config> {
         .collect()
 }
 
-/// With travel, in every layout.
+/// Configurations with travel, in every layout.
 fn with_travel() -> Vec<Config> {
     let config = config();
     let mut all = vec![

@@ -415,7 +415,7 @@ fn outputs_of_a_dispatch_in_the_memory_of_its_inputs_are_refused() {
     finish(rank, &t);
 }
 
-/// On GPUs such a tensor may be one that the rank cannot even reach.
+/// A GPU may reach such a tensor, or not.
 #[test]
 fn the_simulator_refuses_tensors_of_other_ranks_and_groups() {
     let (mut ranks, mut tensors) = two_ranks(3, config());

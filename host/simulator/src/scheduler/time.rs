@@ -104,9 +104,9 @@ mod tests {
 
     use super::*;
     use crate::Options;
+    use crate::addresses::Machine;
     use crate::lent::Lent;
     use crate::memory::Memory;
-    use crate::owner::Machine;
     use crate::shared::Shared;
     use crate::store_buffer::{Polled, StoreBuffer, Write};
 

@@ -4,9 +4,10 @@
 use ferry_layout::{Arguments, Counter, Rank, Table};
 
 use super::Warp;
+use crate::addresses::RANK_SHIFT;
 use crate::args::Args;
 use crate::error::SimulatorError;
-use crate::memory::{Memory, Outside, RANK_SHIFT};
+use crate::memory::{Memory, Outside};
 use crate::store_buffer::{Polled, Write};
 
 /// Most bytes of a row that become visible at once.

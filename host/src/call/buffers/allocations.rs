@@ -12,9 +12,9 @@ use crate::tensor::handles::DevicePtr;
 /// Bytes of allocations that this process has dropped.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Allocations on one device. A drop leaks them: addresses are plain values, so kernels, graphs and copies may
-/// use them for as long as the process runs. The next allocation says so: a program that ends with its buffers
-/// has lost nothing.
+/// Allocations on one device. A drop leaks them: addresses are plain values, so kernels, graphs and copies
+/// may use them for as long as the process runs. The next allocation says so: a program that ends with its
+/// buffers has lost nothing.
 pub(crate) struct Allocations {
     device: Arc<dyn Device>,
     at: Vec<DevicePtr>,
