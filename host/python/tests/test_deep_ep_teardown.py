@@ -217,39 +217,46 @@ def test_vllm_destroys_its_buffer_before_its_graphs(world, is_low_latency):
     of = world(2)
     if of.gpu is None:
         pytest.skip("only CUDA has graphs")
-    tokens = Tokens(3, of, [4, 3], hidden=128)
+    tokens, every = Tokens(3, of, [4, 3], hidden=128), range(2)
+    buffers = [of.buffer(rank, low_latency_mode=True) for rank in every]
+    given = [tokens.given(rank) for rank in every]
 
-    def run(rank):
-        buffer = of.buffer(rank, low_latency_mode=True)
-        given = tokens.given(rank)
+    def calls(rank):
+        buffer, (x, ids, weights) = buffers[rank], given[rank]
+        if is_low_latency:
+            rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 8, tokens.experts, use_fp8=False)
+            return buffer.low_latency_combine(rows, ids, weights, handle)[0]
+        rows, *_, handle, _ = dispatch(buffer, x, ids, weights, tokens.experts, num_worst_tokens=16)
+        return buffer.combine(rows, handle)[0]
 
-        def calls():
-            x, ids, weights = given
-            if is_low_latency:
-                rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 8, tokens.experts, use_fp8=False)
-                return buffer.low_latency_combine(rows, ids, weights, handle)[0]
-            rows, *_, handle, _ = dispatch(buffer, *given, tokens.experts, num_worst_tokens=16)
-            return buffer.combine(rows, handle)[0]
+    def replay():
+        for each, stream in zip(captured, streams, strict=True):
+            with torch.cuda.stream(stream):
+                each.replay()
+        torch.cuda.synchronize()
+        for each, alike in zip(sums, wanted, strict=True):
+            same(each, alike)
+            each.fill_(99)
 
-        calls()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            sums = calls()
-        graph.replay()
-        made = buffer.runtime.communicators
-        buffer.destroy()
-        assert buffer.runtime is None and any(not each.closed for each in made)
-        # Nothing was freed yet: all ranks may still launch it.
-        graph.replay()
-        torch.cuda.current_stream().synchronize()
-        of.meet()
-        tells = hasattr(graph, "retain_object")
-        del graph, sums
-        gc.collect()
-        of.meet()
-        if not tells:
+    wanted = of.run(calls)
+    captured, streams, sums = [], [torch.cuda.Stream() for _ in every], []
+    for rank in every:
+        captured.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(captured[rank], stream=streams[rank]):
+            sums.append(calls(rank))
+    replay()
+    made = [each for buffer in buffers for each in buffer.runtime.communicators]
+    of.run(lambda rank: buffers[rank].destroy())
+    assert all(buffer.runtime is None for buffer in buffers)
+    assert any(not each.closed for each in made)
+    # Nothing was freed yet: all ranks may still launch them.
+    replay()
+    tells = hasattr(captured[0], "retain_object")
+    captured.clear()
+    gc.collect()
+    torch.cuda.synchronize()
+    if not tells:
+        for buffer in buffers:
             buffer.assume_no_graphs()
-            buffer.destroy()
-        assert all(each.closed for each in made)
-
-    of.run(run)
+        of.run(lambda rank: buffers[rank].destroy())
+    assert all(each.closed for each in made)
