@@ -3,6 +3,7 @@
 
 mod cargo;
 mod demo;
+mod lines;
 mod log;
 mod printed;
 pub mod quick;

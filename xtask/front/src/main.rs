@@ -13,6 +13,8 @@ fn main() -> ExitCode {
     let outcome = match words[..] {
         ["demo", ..] => xtask_front::demo(&arguments[1..]).map(code),
         ["test"] => xtask_front::quick::run(),
+        // What a failure is repeated with.
+        ["test", "--", ..] => xtask_front::quick::cargo_test(&arguments[2..]).map(code),
         _ => hand_on(&arguments),
     };
     outcome.unwrap_or_else(|error| {

@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
 
-use crate::cargo::{root, target_dir};
+use crate::cargo::{WORKSPACE_FEATURES, cargo, root, target_dir};
 use crate::log::Log;
 use crate::screen::Screen;
 use crate::suites::{Suites, Tally};
@@ -54,6 +54,18 @@ pub fn run() -> io::Result<ExitCode> {
          digests (cargo xtask test --full, which compiles kernels), {OTHER_SUITES}"
     ));
     Ok(tally.exit_code())
+}
+
+/// Runs `cargo test` with these arguments and the features of the whole workspace, as the suites are built:
+/// what a failure is repeated with.
+///
+/// # Errors
+///
+/// Cargo cannot be run.
+pub fn cargo_test(arguments: &[String]) -> io::Result<ExitStatus> {
+    let mut cargo = cargo();
+    cargo.arg("test").args(WORKSPACE_FEATURES).args(arguments);
+    cargo.env("CARGO_INCREMENTAL", "0").status()
 }
 
 /// The commit, from whose name seeds are drawn, so that each commit tries others.

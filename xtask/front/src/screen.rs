@@ -1,6 +1,6 @@
 //! Lines about a long command: one for each thing that is done, and one that says what is under way.
 
-use std::io::{IsTerminal as _, Write as _, stderr};
+use std::io::{IsTerminal as _, Write as _, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -43,7 +43,8 @@ impl Screen {
     pub fn say(&self, text: &str) {
         let mut state = self.state();
         self.clear(&mut state);
-        println!("{text}");
+        // A reader that has gone, as of `| head`, is no reason to end.
+        let _ = writeln!(stdout(), "{text}");
         state.shown = self.begin.elapsed();
     }
 
@@ -89,17 +90,16 @@ impl Screen {
         let line = format!("  .. {}: {}", time(now), state.under_way);
         if self.is_terminal {
             let line: String = line.chars().take(78).collect();
-            eprint!("{line}");
-            let _ = stderr().flush();
+            let _ = write!(stderr(), "{line}").and_then(|()| stderr().flush());
         } else {
-            eprintln!("{line}");
+            let _ = writeln!(stderr(), "{line}");
         }
         (state.shown, state.is_drawn) = (now, self.is_terminal);
     }
 
     fn clear(&self, state: &mut State) {
         if std::mem::take(&mut state.is_drawn) {
-            eprint!("\r\x1b[2K");
+            let _ = write!(stderr(), "\r\x1b[2K");
         }
     }
 

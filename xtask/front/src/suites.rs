@@ -1,18 +1,21 @@
 //! Programs of tests: cargo builds them, and each runs as soon as it is there, beside the builds of the next.
 
-use std::io::{self, BufRead as _, BufReader, Read};
+use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::cargo::{WORKSPACE_FEATURES, cargo};
+use crate::lines::{Line, each};
 use crate::log::Log;
-use crate::printed::{Report, seed};
+use crate::printed::{Failure, Report, seed};
 use crate::screen::{Screen, time};
-use crate::watched::watch;
+use crate::watched::Messages;
 
 /// Numbers of tests by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +29,10 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, report: &Report) {
-        let [passed, failed, skipped] = report.counts;
-        self.passed += passed;
-        self.failed += failed + u64::from(!report.is_whole);
-        self.skipped += skipped;
+    fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
     }
 
     /// The line with the numbers.
@@ -64,7 +66,7 @@ pub struct Suites<'a> {
     /// Arguments of the programs: names of tests.
     pub filters: &'a [&'a str],
     /// Variables of cargo and of the programs.
-    pub variables: &'a [(&'a str, std::ffi::OsString)],
+    pub variables: &'a [(&'a str, OsString)],
 }
 
 /// A program of tests.
@@ -116,6 +118,32 @@ impl Program {
     }
 }
 
+/// A program of tests that has ended.
+struct Ended {
+    report: Report,
+    status: ExitStatus,
+    /// Its lines on standard error.
+    said: Vec<String>,
+    took: Duration,
+}
+
+impl Ended {
+    /// Whether it ended as a program whose tests ended as reported.
+    fn is_explained(&self) -> bool {
+        self.report.is_whole && (self.status.success() || self.report.counts[1] > 0)
+    }
+
+    /// Its tests by outcome. An end that they do not explain, a crash for example, is a failure.
+    fn tally(&self) -> Tally {
+        let [passed, failed, skipped] = self.report.counts;
+        Tally {
+            passed,
+            failed: failed + u64::from(!self.is_explained()),
+            skipped,
+        }
+    }
+}
+
 impl Suites<'_> {
     /// Builds and runs the suites, and prints a line for each, and failures.
     ///
@@ -124,44 +152,47 @@ impl Suites<'_> {
     /// Cargo or a program cannot be run.
     pub fn run(&self, tally: &mut Tally) -> io::Result<()> {
         self.screen.during(|| {
-            let mut build = self.cargo(&["--no-run", "--message-format=json-render-diagnostics"]);
-            let mut build = build
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()?;
-            let (messages, said) = (build.stdout.take(), build.stderr.take());
-            let (Some(messages), Some(said)) = (messages, said) else {
-                return Err(io::Error::other("cargo has no output"));
-            };
             let (built, to_run) = mpsc::channel();
-            let (rest, ran) = thread::scope(|scope| {
-                let said = scope.spawn(|| watch(said, self.screen, self.log));
+            let (build, ran) = thread::scope(|scope| {
                 let running = scope.spawn(move || {
                     let mut tally = Tally::default();
                     for program in to_run {
-                        self.run_program(&program, &mut tally)?;
+                        tally.add(self.run_program(&program)?);
                     }
                     io::Result::Ok(tally)
                 });
-                let read = read_messages(messages, &built);
-                drop(built);
-                let join = "no thread here panics";
-                (
-                    read.and(said.join().expect(join)),
-                    running.join().expect(join),
-                )
+                let build = self.build(built);
+                (build, running.join().expect("no thread here panics"))
             });
-            let ran = ran?;
-            tally.passed += ran.passed;
-            tally.failed += ran.failed;
-            tally.skipped += ran.skipped;
-            if !build.wait()?.success() {
+            tally.add(ran?);
+            let (status, rest) = build?;
+            if !status.success() {
                 tally.failed += 1;
-                self.screen.say(&rest?.join("\n"));
+                self.screen.say(&rest.join("\n"));
                 self.screen.say("FAILED: these tests do not compile");
             }
             Ok(())
         })
+    }
+
+    /// Builds the programs, and hands each on when it is there.
+    fn build(&self, built: mpsc::Sender<Program>) -> io::Result<(ExitStatus, Vec<String>)> {
+        let mut cargo = self.cargo(&["--no-run", "--message-format=json-render-diagnostics"]);
+        let mut messages = Messages::new(self.screen, self.log);
+        let status = each(piped(&mut cargo)?, |line| match line {
+            Line::Error(line) => messages.line(line),
+            // Wrappers of the compiler and macros may print other lines.
+            Line::Out(line) => match serde_json::from_str(&line) {
+                Ok(message) => {
+                    if let Some(program) = Program::of(&message) {
+                        // Nobody takes it if running the one before failed.
+                        let _ = built.send(program);
+                    }
+                }
+                Err(_) => self.log.line(&line),
+            },
+        })?;
+        Ok((status, messages.rest))
     }
 
     /// Runs the documentation's programs, and prints a line with their number, and failures.
@@ -171,19 +202,10 @@ impl Suites<'_> {
     /// Cargo cannot be run.
     pub fn run_doctests(&self, tally: &mut Tally) -> io::Result<()> {
         self.screen.during(|| {
-            let begin = self.screen.elapsed();
-            let mut cargo = self.cargo(&["--doc"]);
             self.screen.under_way("programs of the documentation");
-            let (report, status, rest) = self.output_of(&mut cargo, "documentation")?;
-            tally.add(&report);
-            self.say_outcome("documentation", &report, begin);
-            for failure in &report.failures {
-                self.say_failure(&failure.output, &failure.test, "cargo test --doc");
-            }
-            if !status.success() && report.counts[1] == 0 {
-                tally.failed += 1;
-                self.screen.say(&rest.join("\n"));
-            }
+            let ended = self.output_of(&mut self.cargo(&["--doc"]), "documentation")?;
+            tally.add(ended.tally());
+            self.say_ended("documentation", &ended, &self.again(None));
             Ok(())
         })
     }
@@ -203,8 +225,7 @@ impl Suites<'_> {
         cargo
     }
 
-    fn run_program(&self, program: &Program, tally: &mut Tally) -> io::Result<()> {
-        let begin = self.screen.elapsed();
+    fn run_program(&self, program: &Program) -> io::Result<Tally> {
         let title = program.title();
         self.log
             .line(&format!("== {title}: {}", program.executable.display()));
@@ -214,98 +235,168 @@ impl Suites<'_> {
             .current_dir(&program.folder)
             .env("CARGO_MANIFEST_DIR", &program.folder)
             .envs(self.variables.iter().cloned());
-        let (report, status, rest) = self.output_of(&mut command, &title)?;
-        tally.add(&report);
-        self.say_outcome(&title, &report, begin);
-        let repeat = format!(
-            "cargo test -p {} {}",
-            program.package,
-            program.target.join(" ")
-        );
-        for failure in &report.failures {
-            self.say_failure(&failure.output, &failure.test, &repeat);
+        let ended = self.output_of(&mut command, &title)?;
+        self.say_ended(&title, &ended, &self.again(Some(program)));
+        Ok(ended.tally())
+    }
+
+    /// The command that runs a program again, or the documentation's, with its features.
+    fn again(&self, program: Option<&Program>) -> String {
+        let variables = self.variables.iter();
+        // Seeds have a variable of their own.
+        let variables = variables.filter(|(name, _)| !name.starts_with("FERRY_"));
+        let mut words: Vec<String> = variables
+            .map(|(name, value)| format!("{name}={}", quoted(&value.to_string_lossy())))
+            .collect();
+        words.push(String::from("cargo xtask test --"));
+        match program {
+            Some(program) if self.selection == ["--workspace"] => {
+                words.extend([String::from("-p"), program.package.clone()]);
+            }
+            _ => words.extend(self.selection.iter().map(|word| word.to_string())),
         }
-        if !report.is_whole {
-            let last = rest.len().saturating_sub(20);
-            self.screen.say(&rest[last..].join("\n"));
+        match program {
+            Some(program) => words.extend(program.target.iter().cloned()),
+            None => words.push(String::from("--doc")),
+        }
+        words.join(" ")
+    }
+
+    /// Runs a program of tests to its end.
+    fn output_of(&self, command: &mut Command, title: &str) -> io::Result<Ended> {
+        let begin = self.screen.elapsed();
+        let (mut reports, mut said) = (vec![Report::default()], Vec::new());
+        let status = each(piped(command.stdin(Stdio::null()))?, |line| match line {
+            Line::Error(line) => {
+                self.log.line(&line);
+                said.push(line);
+            }
+            Line::Out(line) => {
+                self.log.line(&line);
+                // Cargo runs the documentation of one crate after the other.
+                if line.starts_with("running ") && reports.last().is_some_and(|last| last.is_whole)
+                {
+                    reports.push(Report::default());
+                }
+                if let Some(report) = reports.last_mut() {
+                    report.line(&line);
+                }
+                let ended: u64 = reports.iter().map(|report| report.ended).sum();
+                self.screen
+                    .under_way(format!("{title}: {ended} tests have ended"));
+            }
+        })?;
+        let mut report = Report::default();
+        for mut one in reports {
+            one.end();
+            report.add(one);
+        }
+        Ok(Ended {
+            report,
+            status,
+            said,
+            took: self.screen.elapsed() - begin,
+        })
+    }
+
+    fn say_ended(&self, title: &str, ended: &Ended, again: &str) {
+        let [passed, failed, skipped] = ended.report.counts;
+        if passed + failed + skipped > 0 {
+            let mut line = format!("{title:32} {passed:5} passed");
+            for (count, what) in [(failed, "FAILED"), (skipped, "skipped")] {
+                if count > 0 {
+                    line += &format!(", {count} {what}");
+                }
+            }
+            self.screen
+                .say(&format!("{line:60} {:>10}", time(ended.took)));
+        }
+        for Failure { test, output } in &ended.report.failures {
+            let seed = seed(output).map_or(String::new(), |seed| format!("FERRY_SEED={seed} "));
             self.screen.say(&format!(
-                "FAILED: {title} ended with {status}; again: {repeat}"
+                "FAILED: {test}\n{}\nagain: {seed}{again} -- --exact {}\n",
+                output.join("\n"),
+                quoted(test)
             ));
         }
-        Ok(())
-    }
-
-    /// Runs a program of tests: its report, how it ended, and its lines on standard error.
-    fn output_of(
-        &self,
-        command: &mut Command,
-        title: &str,
-    ) -> io::Result<(Report, ExitStatus, Vec<String>)> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let (printed, said) = (child.stdout.take(), child.stderr.take());
-        let mut report = Report::default();
-        let rest = thread::scope(|scope| {
-            let said = scope.spawn(|| said.map_or(Ok(Vec::new()), |said| lines_of(said, self.log)));
-            for line in BufReader::new(printed.into_iter().next().expect("it is piped")).lines() {
-                let line = line?;
-                self.log.line(&line);
-                report.line(&line);
-                self.screen
-                    .under_way(format!("{title}: {} tests have ended", report.ended));
-            }
-            said.join().expect("no thread here panics")
-        })?;
-        Ok((report, child.wait()?, rest))
-    }
-
-    fn say_outcome(&self, title: &str, report: &Report, begin: std::time::Duration) {
-        let [passed, failed, skipped] = report.counts;
-        if passed + failed + skipped == 0 {
-            return;
+        if !ended.is_explained() {
+            let last = ended.said.len().saturating_sub(20);
+            self.screen.say(&format!(
+                "{}\nFAILED: {title} ended with {}\nagain: {again}",
+                ended.said[last..].join("\n"),
+                ended.status
+            ));
         }
-        let mut line = format!("{title:32} {passed:5} passed");
-        for (count, what) in [(failed, "FAILED"), (skipped, "skipped")] {
-            if count > 0 {
-                line += &format!(", {count} {what}");
-            }
-        }
-        let took = time(self.screen.elapsed() - begin);
-        self.screen.say(&format!("{line:60} {took:>10}"));
-    }
-
-    fn say_failure(&self, output: &[String], test: &str, repeat: &str) {
-        let seed = seed(output).map_or(String::new(), |seed| format!("FERRY_SEED={seed} "));
-        self.screen.say(&format!(
-            "FAILED: {test}\n{}\nagain: {seed}{repeat} -- --exact {test}\n",
-            output.join("\n")
-        ));
     }
 }
 
-/// Reads cargo's messages, and hands on the programs of tests as they are built.
-fn read_messages(messages: impl Read, built: &mpsc::Sender<Program>) -> io::Result<()> {
-    for line in BufReader::new(messages).lines() {
-        let message: Value = serde_json::from_str(&line?)?;
-        if let Some(program) = Program::of(&message) {
-            // Nobody takes it if running the one before failed.
-            let _ = built.send(program);
-        }
-    }
-    Ok(())
+/// Starts a program whose output is read.
+fn piped(command: &mut Command) -> io::Result<std::process::Child> {
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
 }
 
-/// Logs and returns all lines.
-fn lines_of(printed: impl Read, log: &Log) -> io::Result<Vec<String>> {
-    let lines = BufReader::new(printed).lines();
-    lines
-        .inspect(|line| {
-            if let Ok(line) = line {
-                log.line(line);
-            }
-        })
-        .collect()
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-:/.,=+".contains(letter);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::{root, target_dir};
+
+    /// A program of tests that prints and ends like this.
+    fn ended(script: &str) -> Ended {
+        let (root, screen) = (root(), Screen::default());
+        let log = Log::create(&target_dir(), "test-of-suites").unwrap();
+        let suites = Suites {
+            root: &root,
+            screen: &screen,
+            log: &log,
+            selection: &["--workspace"],
+            filters: &[],
+            variables: &[],
+        };
+        suites
+            .output_of(Command::new("sh").args(["-c", script]), "a shell")
+            .unwrap()
+    }
+
+    #[test]
+    fn a_crash_is_a_failure_whatever_was_printed() {
+        let right = "echo 'test result: ok. 2 passed; 0 failed; 1 ignored'";
+        let tally = |script: &str| {
+            let Tally {
+                passed,
+                failed,
+                skipped,
+            } = ended(script).tally();
+            [passed, failed, skipped]
+        };
+        assert_eq!(tally(right), [2, 0, 1]);
+        assert_eq!(tally(&format!("{right}; kill -SEGV $$")), [2, 1, 1]);
+        assert_eq!(tally(&format!("{right}; exit 3")), [2, 1, 1]);
+        assert_eq!(tally("exit 0"), [0, 1, 0]);
+        let failed = "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101";
+        assert_eq!(tally(failed), [2, 1, 0]);
+        let two = format!("echo running 3 tests; {right}; echo running 3 tests; {right}");
+        assert_eq!(tally(&two), [4, 0, 2]);
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted("a::b"), "a::b");
+        assert_eq!(
+            quoted("host/src/lib.rs - (line 12)"),
+            "'host/src/lib.rs - (line 12)'"
+        );
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
 }

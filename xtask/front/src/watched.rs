@@ -1,8 +1,9 @@
 //! Builds by cargo that say what they do, and that they wait for another cargo.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io;
 use std::process::{Command, ExitStatus, Stdio};
 
+use crate::lines::{Line, each};
 use crate::log::Log;
 use crate::screen::{Screen, time};
 
@@ -30,23 +31,34 @@ const STATUS: [&str; 20] = [
     "Verifying",
 ];
 
-/// Reads what a cargo prints on standard error: shows what is under way and that it waits, logs everything,
-/// and returns the rest, errors and warnings.
-pub(crate) fn watch(messages: impl Read, screen: &Screen, log: &Log) -> io::Result<Vec<String>> {
-    let mut rest = Vec::new();
-    for line in BufReader::new(messages).lines() {
-        let line = line?;
-        log.line(&line);
+/// Messages that a cargo prints on standard error: shows what is under way and that it waits, and logs all.
+pub(crate) struct Messages<'a> {
+    screen: &'a Screen,
+    log: &'a Log,
+    /// Lines that do not say what is under way: errors and warnings.
+    pub(crate) rest: Vec<String>,
+}
+
+impl<'a> Messages<'a> {
+    pub(crate) fn new(screen: &'a Screen, log: &'a Log) -> Self {
+        let rest = Vec::new();
+        Messages { screen, log, rest }
+    }
+
+    /// Takes the next line.
+    pub(crate) fn line(&mut self, line: String) {
+        self.log.line(&line);
         let text = line.trim_start();
         match status(&line) {
-            Some("Blocking") => screen.say(&format!("another cargo is at work: {text}")),
-            Some(_) => screen.under_way(text.to_lowercase()),
+            Some("Blocking") => self
+                .screen
+                .say(&format!("another cargo is at work: {text}")),
+            Some(_) => self.screen.under_way(text.to_lowercase()),
             // A build script of Ferry says which kernels it compiles.
-            None if text.starts_with("compiling ") => screen.under_way(text),
-            None => rest.push(line),
+            None if text.starts_with("compiling ") => self.screen.under_way(text),
+            None => self.rest.push(line),
         }
     }
-    Ok(rest)
 }
 
 /// The first word of a message that says what cargo does. Cargo aligns these words at their ends.
@@ -66,10 +78,11 @@ pub fn build(mut cargo: Command, what: &str, screen: &Screen, log: &Log) -> io::
     let begin = screen.elapsed();
     screen.under_way(format!("building {what}"));
     let (status, rest) = screen.during(|| {
-        let mut child = cargo.stderr(Stdio::piped()).spawn()?;
-        let messages = child.stderr.take().map(|pipe| watch(pipe, screen, log));
-        let rest = messages.transpose()?.unwrap_or_default();
-        io::Result::Ok((child.wait()?, rest))
+        let mut messages = Messages::new(screen, log);
+        let status = each(cargo.stderr(Stdio::piped()).spawn()?, |line| match line {
+            Line::Out(line) | Line::Error(line) => messages.line(line),
+        })?;
+        io::Result::Ok((status, messages.rest))
     })?;
     if !status.success() {
         screen.say(&rest.join("\n"));
