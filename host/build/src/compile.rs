@@ -173,11 +173,9 @@ impl<'a> Build<'a> {
         // What was taken out of a whole build is as good as what was compiled.
         let taken = whole.as_ref().map(|(_, stamp)| taken_stamp(stamp));
         if !is_kept(&stamp) && !taken.as_deref().is_some_and(is_kept) {
-            let (text, stamp) = match (whole, taken) {
-                (Some((path, _)), Some(stamp)) => {
-                    let text = fs::read_to_string(&path).file("read", &path)?;
-                    (for_one_node(&text)?, stamp)
-                }
+            let text = whole.as_ref().and_then(|(path, _)| taken_from(path));
+            let (text, stamp) = match (text, taken) {
+                (Some(text), Some(stamp)) => (text, stamp),
                 _ => (self.compiled(variant)?, stamp),
             };
             fs::write(path_of("new"), text).file("write", path_of("new"))?;
@@ -203,7 +201,8 @@ impl<'a> Build<'a> {
         let Some(package) = self.package.with_nvshmem().filter(|_| self.may_take) else {
             return Ok(None);
         };
-        let Some(bitcode) = kept_bitcode(&self.target_dir)? else {
+        // Kernels of one node need no NVSHMEM: without one, or with another, nothing is taken.
+        let Ok(Some(bitcode)) = kept_bitcode(&self.target_dir) else {
             return Ok(None);
         };
         let whole = Build {
@@ -305,6 +304,11 @@ impl<'a> Build<'a> {
             })
         }
     }
+}
+
+/// Kernels of one node out of a file that has all, if they can be taken.
+fn taken_from(whole: &Path) -> Option<String> {
+    for_one_node(&fs::read_to_string(whole).ok()?).ok()
 }
 
 /// Stamp of kernels that are taken out of PTX with this stamp.
