@@ -144,9 +144,11 @@ impl Communicator {
     fn as_of_group(&self, fault: Fault) -> Fault {
         let rank = self.rank;
         let is_timeout = fault.kind == FaultKind::PeerTimeout;
+        let progress = &self.windows.progress;
         let fault = Fault {
             gpu_ranks: self.gpu_ranks,
-            is_culprit_behind: is_timeout && self.windows.progress.is_behind(fault.culprit, rank),
+            is_culprit_behind: is_timeout
+                && progress.is_behind(fault.culprit, fault.kernel, fault.epoch),
             ..fault
         };
         if !self.plan.config().skip_a2a {

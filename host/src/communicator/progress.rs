@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferry_layout::{Kernel, Rank};
+use ferry_layout::{Epoch, Kernel, Rank};
 
 use crate::device::InGraph;
 
@@ -45,13 +45,16 @@ impl Progress {
         calls.store(after, Ordering::Relaxed);
     }
 
-    /// Whether fewer calls of `late` than of `rank` were enqueued, and both are known.
-    pub(crate) fn is_behind(&self, late: Rank, rank: Rank) -> bool {
-        let [Some(late), Some(own)] = [late, rank].map(|rank| self.calls(rank)) else {
-            return false;
+    /// Whether `late` is of this process, its calls are known, and that of `kernel` in round `epoch`, for
+    /// which a peer waits, was not enqueued.
+    pub(crate) fn is_behind(&self, late: Rank, kernel: Kernel, epoch: u64) -> bool {
+        let before = 2 * Epoch(epoch).rounds().saturating_sub(1);
+        let awaited = match kernel {
+            Kernel::Combine | Kernel::CombineAsync | Kernel::CombineWait => before + 2,
+            _ => before + 1,
         };
-        let [late, own] = [late, own].map(|calls| calls.load(Ordering::Relaxed));
-        own != UNKNOWN && late < own
+        let calls = self.calls(late);
+        calls.is_some_and(|calls| calls.load(Ordering::Relaxed) < awaited)
     }
 }
 
@@ -60,24 +63,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_that_made_fewer_calls_is_behind_unless_graphs_have_some() {
+    fn a_rank_is_behind_if_the_call_that_is_awaited_was_not_made() {
         let progress = Progress::of(vec![Rank(2), Rank(3)]);
         let call = |rank, kernel| progress.enqueued(Rank(rank), kernel, InGraph::No);
-        assert!(!progress.is_behind(Rank(3), Rank(2)));
-        call(2, Kernel::DispatchAsync);
-        call(2, Kernel::DispatchWait);
-        assert!(progress.is_behind(Rank(3), Rank(2)));
-        assert!(!progress.is_behind(Rank(2), Rank(3)));
-        // Of another process.
-        assert!(!progress.is_behind(Rank(0), Rank(2)));
-        call(3, Kernel::Dispatch);
-        assert!(!progress.is_behind(Rank(3), Rank(2)));
-        call(2, Kernel::Combine);
-        assert!(progress.is_behind(Rank(3), Rank(2)));
-        progress.enqueued(Rank(3), Kernel::Combine, InGraph::Held);
+        let behind = |rank, kernel, epoch| progress.is_behind(Rank(rank), kernel, epoch);
+        assert!(behind(3, Kernel::Dispatch, 1));
+        call(3, Kernel::DispatchAsync);
+        call(3, Kernel::DispatchWait);
+        // Also where the peer has enqueued its combine meanwhile, which is not what it waited for.
         call(2, Kernel::Dispatch);
-        assert!(!progress.is_behind(Rank(3), Rank(2)));
+        call(2, Kernel::Combine);
+        assert!(!behind(3, Kernel::DispatchWait, 1));
+        assert!(behind(3, Kernel::CombineWait, 1));
+        assert!(!behind(2, Kernel::Combine, 1) && behind(2, Kernel::Dispatch, 2));
+        // Of another process.
+        assert!(!behind(0, Kernel::Dispatch, 1));
+        call(3, Kernel::GiveUp);
+        assert!(!behind(3, Kernel::Combine, 1) && behind(3, Kernel::Dispatch, 2));
+        progress.enqueued(Rank(3), Kernel::Dispatch, InGraph::Held);
+        assert!(!behind(3, Kernel::Combine, 7));
         progress.enqueued(Rank(2), Kernel::Combine, InGraph::Foreign);
-        assert!(!progress.is_behind(Rank(3), Rank(2)));
+        assert!(!behind(2, Kernel::Dispatch, 9));
     }
 }

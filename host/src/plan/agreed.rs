@@ -35,7 +35,7 @@ impl Plan {
             flag("skip_a2a", config.skip_a2a),
             // Ranks that send their tokens may differ in it.
             flag("shared_expert", config.skip_a2a && config.shared_expert),
-            number("expert_alignment", config.expert_alignment),
+            number("expert_alignment", self.row_alignment() as usize),
         ]
     }
 }
