@@ -47,7 +47,7 @@ pub use {
     options::Options,
     own::run_own,
     run::{Outcome, Run, caught},
-    seeds::{choose, drawn, draws_all},
+    seeds::{choose, drawn, drawn_and, draws_all},
 };
 pub use {
     inputs::{Return, factors, problem},

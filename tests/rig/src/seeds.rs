@@ -18,12 +18,19 @@ const LEAST: u64 = 4;
 /// Seeds of a range that this process takes, in their order. If the case of one panics, tells how to repeat
 /// it.
 pub fn drawn(range: Range<u64>) -> impl Iterator<Item = u64> {
+    drawn_and(range, None)
+}
+
+/// The same with one more seed, a new one each time. Any seed can be repeated here.
+pub fn drawn_and(range: Range<u64>, new: Option<u64>) -> impl Iterator<Item = u64> {
+    let one = variable(ONE_SEED);
+    let range = match (&one, new) {
+        (Some(_), Some(_)) => 0..u64::MAX,
+        _ => range,
+    };
     Drawn {
-        left: choose(
-            range,
-            variable(ONE_SEED).as_deref(),
-            variable(SEEDS).as_deref(),
-        ),
+        new: new.filter(|_| one.is_none()),
+        left: choose(range, one.as_deref(), variable(SEEDS).as_deref()),
         last: None,
     }
 }
@@ -70,6 +77,7 @@ pub fn choose(range: Range<u64>, one: Option<&str>, seeds: Option<&str>) -> Rang
 /// An iterator that knows which seed is being tried.
 struct Drawn {
     left: Range<u64>,
+    new: Option<u64>,
     last: Option<u64>,
 }
 
@@ -77,7 +85,7 @@ impl Iterator for Drawn {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
-        self.last = self.left.next();
+        self.last = self.left.next().or_else(|| self.new.take());
         self.last
     }
 }

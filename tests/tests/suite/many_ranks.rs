@@ -65,7 +65,7 @@ fn rounds(ranks: usize, p2p_world_size: usize, seeds: Range<u64>) {
         p2p_world_size,
     };
     let new = RandomState::new().build_hasher().finish();
-    for seed in drawn(seeds).chain([new]) {
+    for seed in drawn_and(seeds, Some(new)) {
         Run::of(&case(group, seed)).expect_success();
     }
 }
