@@ -2,12 +2,14 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ferry_build::{Artifact, Package, Variant, all_variants, build_each};
 use ferry_ptx_tools::{
     CodeGenerator, DIGESTED, Digest, NvvmBuild, Resources, TESTED_COMMIT, assemble, build_own,
+    stale_variants,
 };
 
 use crate::places::Places;
@@ -45,7 +47,37 @@ impl Mode {
 /// Builds and assembles every package, prints the table, and checks or renews the digests.
 pub(crate) fn run(places: &Places, arch: Option<Variant>, mode: Mode) -> Result<()> {
     let digests = digests(places, arch)?;
-    judge_all(places, CodeGenerator::Stock, &digests, mode, print_line)
+    judge_all(places, CodeGenerator::Stock, &digests, mode, print_line)?;
+    if mode != Mode::Build {
+        stale_digests(&places.root)?
+            .iter()
+            .for_each(|line| println!("note: {line}"));
+    }
+    Ok(())
+}
+
+/// A line for each committed digest of the second code generator that was made beside another digest of the
+/// stock compiler. Kernels may change where only the stock compiler is, so this is no failure.
+pub(crate) fn stale_digests(root: &Path) -> Result<Vec<String>> {
+    let read = |file: &str| match fs::read_to_string(root.join(file)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        text => text.with_context(|| format!("cannot read {file}")),
+    };
+    let mut lines = Vec::new();
+    for package in DIGESTED {
+        let [nvvm, stock] = [CodeGenerator::Nvvm, CodeGenerator::Stock];
+        let [nvvm, stock] = [nvvm, stock].map(|generator| generator.digest_file(package));
+        let stale = stale_variants(&read(nvvm)?, &read(stock)?);
+        if !stale.is_empty() {
+            let stale: Vec<_> = stale.iter().map(Variant::to_string).collect();
+            lines.push(format!(
+                "{nvvm} was made beside another {stock} ({}): where rust-cuda is, `{}` renews it",
+                stale.join(", "),
+                CodeGenerator::Nvvm.bless_command()
+            ));
+        }
+    }
+    Ok(lines)
 }
 
 fn print_line(line: &str) {
@@ -302,5 +334,36 @@ mod tests {
             text.contains("sm_90a   dispatch        40      0        0 / 8       0"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_digest_that_was_made_beside_another_is_named_with_the_command_that_renews_it() {
+        let root = std::env::temp_dir().join(format!("ferry-stale-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        // A missing stock digest has the sections of no bytes.
+        let of_section = |section: &str| {
+            let sum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+            format!("\n[{section}]\nstock {sum}\n")
+        };
+        for package in DIGESTED {
+            let sections = ["sm_90a", "sm_100a"].map(of_section).concat();
+            write(CodeGenerator::Nvvm.digest_file(package), &sections);
+        }
+        assert_eq!(stale_digests(&root).unwrap(), [""; 0]);
+        let changed = "\n[sm_90a]\nptx 8.3\n";
+        write("gpu/probes/ptx-digest.txt", changed);
+        let found = [
+            "gpu/probes/nvvm-digest.txt was made beside another gpu/probes/ptx-digest.txt (sm_90a): \
+             where rust-cuda is, `cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless` renews it",
+        ];
+        assert_eq!(stale_digests(&root).unwrap(), found);
+        fs::remove_file(root.join("gpu/probes/nvvm-digest.txt")).unwrap();
+        let missing = found[0].replace("(sm_90a)", "(sm_90a, sm_100a)");
+        assert_eq!(stale_digests(&root).unwrap(), [missing]);
+        fs::remove_dir_all(root).unwrap();
     }
 }

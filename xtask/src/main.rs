@@ -82,11 +82,7 @@ enum Task {
         check: bool,
     },
     /// Check rules that no compiler checks
-    Tidy {
-        /// Print the contents that xtask/tidy-allowances.txt should have
-        #[arg(long)]
-        print_allowances: bool,
-    },
+    Tidy,
     /// Run the tests that need no kernels, each case with some of its seeds: a few minutes
     Test {
         /// Run all tests that need no GPU, with all seeds, and compare the kernels with their digests
@@ -200,7 +196,7 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             arch, check, bless, ..
         } => build_ptx::run(places, arch, build_ptx::Mode::of(check, bless))?,
         Task::Bindgen { check } => generate_bindings(places, check)?,
-        Task::Tidy { print_allowances } => tidy::run(&places.root, print_allowances)?,
+        Task::Tidy => tidy::run(&places.root)?,
         Task::Bench {
             report: Some(files),
             check,

@@ -155,6 +155,10 @@ impl Run<'_> {
             self.screen
                 .say(&format!("skipped: {RUST_CUDA} names no rust-cuda checkout"));
             self.tally.skipped += 1;
+            match build_ptx::stale_digests(&self.places.root) {
+                Ok(stale) => stale.iter().for_each(|line| self.screen.say(line)),
+                Err(error) => self.fail(&error),
+            }
             return;
         };
         match check(Path::new(&checkout)) {

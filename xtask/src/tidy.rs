@@ -1,10 +1,8 @@
 //! `cargo xtask tidy`: rules that no compiler checks.
 //!
 //! Every rule is a function from a file, or from all files, to its complaints. Patterns are concatenated from
-//! pieces, so that this file does not match them. [`ALLOWANCES`] has the number of complaints that each crate
-//! may still have.
+//! pieces, so that this file does not match them.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -13,22 +11,17 @@ use xshell::{Shell, cmd};
 
 use crate::report;
 
-mod allowances;
-mod comparisons;
-mod digests;
 mod heads;
 mod imports;
-mod parameters;
 mod rooms;
 mod source;
 mod tuning;
 
-use allowances::ALLOWANCES;
 use source::{Complaint, SourceFile};
 
 /// A rule.
 struct Rule {
-    /// Its name in [`ALLOWANCES`].
+    /// Its name, shown after each complaint.
     name: &'static str,
     check: Check,
 }
@@ -50,7 +43,7 @@ const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>)
     Rule { name, check }
 }
 
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 13] = [
     of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
     of_file("files-are-short", files_are_short),
     of_file("lines-are-short", lines_are_short),
@@ -59,18 +52,12 @@ const RULES: [Rule; 16] = [
     of_file("no-environment", libraries_do_not_read_the_environment),
     of_file("top-level-is-known", top_level_is_known),
     of_file("no-path-of-a-machine", no_path_of_a_machine),
-    of_file("parameters-have-names", parameters::check),
-    of_file("decisions-are-in-tactics", comparisons::check),
     of_file("doc-comments-have-a-head", heads::check),
     of_tree("no-import-circles", imports::check),
     of_tree("imports-run-down", rooms::check),
     of_tree("measured-has-an-entry", tuning::check),
     of_tree("log-is-in-order", tuning::check_order),
-    of_tree("digests-belong-together", digests::check),
 ];
-
-/// The rule about [`ALLOWANCES`] itself.
-const ALLOWANCES_FALL: &str = "allowances-only-fall";
 
 /// The rule about the generated page, checked separately: it reads records and the template.
 const GENERATED_PAGE: &str = "benchmarks-are-generated";
@@ -121,51 +108,29 @@ const TOP_LEVEL: [&str; 19] = [
     "xtask",
 ];
 
-/// Checks every file that git tracks or would add. With `print_allowances`, prints the contents that
-/// [`ALLOWANCES`] should have, and succeeds.
-pub(crate) fn run(root: &Path, print_allowances: bool) -> Result<()> {
+/// Checks every file that git tracks or would add.
+pub(crate) fn run(root: &Path) -> Result<()> {
     let files = files(root)?;
-    let mut broken: BTreeMap<&str, Vec<Complaint>> = BTreeMap::new();
-    for rule in &RULES {
-        broken.insert(rule.name, complaints(rule, &files));
-    }
-    let page = report::complaint(root)?.map(|text| Complaint {
-        path: report::PAGE.into(),
-        line: None,
-        text,
-    });
-    broken.insert(GENERATED_PAGE, page.into_iter().collect());
-    let crates = allowances::crates(&files);
-    let found = allowances::count(&broken, &crates);
-    if print_allowances {
-        print!("{}", allowances::write(&found));
-        return Ok(());
-    }
-    let text = fs::read_to_string(root.join(ALLOWANCES))
-        .with_context(|| format!("cannot read {ALLOWANCES}"))?;
-    let allowed = allowances::read(&text)?;
-    broken.insert(ALLOWANCES_FALL, allowances::too_large(&allowed, &found));
     let mut count = 0;
-    for (rule, complaints) in &broken {
-        for complaint in complaints {
-            let place = allowances::place_of(&complaint.path, &crates);
-            let key = ((*rule).to_owned(), place.to_owned());
-            let (most, all) = (allowed.get(&key), found.get(&key));
-            if most < all || *rule == ALLOWANCES_FALL {
-                eprintln!("{complaint} [{rule}]");
-                count += 1;
-            }
+    let mut show = |complaint: &Complaint, rule: &str| {
+        eprintln!("{complaint} [{rule}]");
+        count += 1;
+    };
+    for rule in &RULES {
+        for complaint in complaints(rule, &files) {
+            show(&complaint, rule.name);
         }
     }
-    println!(
-        "{} complaints are allowed in {ALLOWANCES}",
-        allowed.values().sum::<usize>()
-    );
+    if let Some(text) = report::complaint(root)? {
+        let complaint = Complaint {
+            path: report::PAGE.into(),
+            line: None,
+            text,
+        };
+        show(&complaint, GENERATED_PAGE);
+    }
     if count > 0 {
-        bail!(
-            "{count} complaints in {} files; of a crate with more than it is allowed, all are shown",
-            files.len()
-        );
+        bail!("{count} complaints in {} files", files.len());
     }
     println!("{} files are tidy", files.len());
     Ok(())

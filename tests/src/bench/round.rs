@@ -9,7 +9,6 @@ use ferry_reference::{Problem, bf16};
 use super::options::BenchArgs;
 use super::rig::{Repeats, Rig, Stage, Timed};
 use super::traffic::{MemoryTraffic, Traffic};
-use super::with_options::Options;
 use ferry_rig::formats::{
     self,
     given::{Given, Strides},
@@ -50,6 +49,32 @@ pub struct Bench<'a> {
     pub session: Session,
     tokens: usize,
     given: Given,
+}
+
+/// Options of a timed round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub enum Options {
+    /// Nothing: kernels without options.
+    None,
+    /// Nothing, and kernels with options are loaded.
+    Loaded,
+    /// The number of tokens, on the device.
+    TokensOnDevice,
+    /// A bias and a residual.
+    Steps,
+    /// Rows of a shared expert.
+    SharedExpert,
+}
+
+impl Options {
+    /// Every one, in the order of the table.
+    pub const ALL: [Self; 5] = [
+        Self::None,
+        Self::Loaded,
+        Self::TokensOnDevice,
+        Self::Steps,
+        Self::SharedExpert,
+    ];
 }
 
 /// Input of dispatch, and its options.

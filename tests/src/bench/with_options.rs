@@ -7,37 +7,11 @@ use ferry_reference::Problem;
 use super::options::{BenchArgs, FlushChoice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
-use super::round::{Bench, Input, sets};
+use super::round::{Bench, Input, Options, sets};
 use super::traffic::{bytes_of_encoded, bytes_of_token};
 
 /// Number of times that all options are timed. The least of the medians counts.
 const TURNS: usize = 3;
-
-/// Options of a timed round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub enum Options {
-    /// Nothing: kernels without options.
-    None,
-    /// Nothing, and kernels with options are loaded.
-    Loaded,
-    /// The number of tokens, on the device.
-    TokensOnDevice,
-    /// A bias and a residual.
-    Steps,
-    /// Rows of a shared expert.
-    SharedExpert,
-}
-
-impl Options {
-    /// Every one, in the order of the table.
-    pub const ALL: [Self; 5] = [
-        Self::None,
-        Self::Loaded,
-        Self::TokensOnDevice,
-        Self::Steps,
-        Self::SharedExpert,
-    ];
-}
 
 /// A round's times, in microseconds.
 #[derive(Clone, Debug, serde::Serialize)]

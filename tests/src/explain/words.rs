@@ -1,4 +1,4 @@
-//! The names of tactics, in the words of ARCHITECTURE.md.
+//! The names of tactics, in the words of gpu/protocol/DESIGN.md.
 
 use ferry::CombineMode;
 use ferry_protocol::tactics::{Numbering, Split, Wire};

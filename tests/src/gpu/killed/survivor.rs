@@ -1,5 +1,5 @@
 //! One of the processes: rounds until one fails, then what a survivor does: the steps of
-//! [`Group`](ferry::Group#after-a-rank-was-lost).
+//! the guide (`host/docs/recovery.md`).
 
 use std::io::BufRead;
 use std::net::SocketAddr;
