@@ -91,22 +91,13 @@ pub(crate) mod view;
 /// another. Each half is captured once, in that order, and launched from then on, as a capture counts as
 /// the call and a launch of the graph does not ([`round`](Self::round)). A launch out of
 /// turn, such as a second dispatch before the combine, is refused on the device and writes nothing.
-/// This rank then gives up with [`OutOfTurn`](FaultKind::OutOfTurn), and its peers with a timeout
+/// This rank then gives up with [`OutOfTurn`](crate::FaultKind::OutOfTurn), and its peers with a timeout
 /// whose `culprit` is this rank. With [`skip_a2a`](crate::Config::skip_a2a) such a launch is not
 /// noticed. `CudaDevice::capture` makes graphs; the module `cuda` has an example.
 ///
-/// # Failure between dispatch and combine
-///
-/// The peers of a rank whose experts fail wait for it in their combine. There are three ways out:
-///
-/// - All ranks [give the round up](Self::give_up), if they learn of the failure, by means of your own, before
-///   any of them combines.
-/// - The rank still calls combine, with any BF16 rows; what they hold does not matter. The round then ends
-///   well on all ranks, but sums of tokens that were sent to this rank are wrong, on any rank. No peer is
-///   told: let them know by means of your own, and discard the round on all ranks.
-/// - The rank drops its communicator. Each peer that waits for its rows returns a
-///   [`PeerTimeout`](FaultKind::PeerTimeout) with this rank as `culprit` after its deadline, the others in
-///   the next round, and all ranks [begin anew](crate::Group#after-a-rank-was-lost).
+/// If experts fail on one rank, its peers wait for it in their combine: all ranks
+/// [give the round up](Self::give_up), or it still calls combine, or drops its communicator. [The
+/// guide](crate::guide::recovery#if-the-experts-fail-on-one-rank) says what each way costs.
 ///
 /// # What waits on a GPU at one time
 ///
@@ -179,7 +170,7 @@ pub(crate) mod view;
 /// of another kind (of another library, of the device's own) is not seen here, nor is one for the
 /// default stream that each thread has of its own.
 ///
-/// [`Group`](crate::Group#after-a-rank-was-lost) describes what peers do when a rank is gone.
+/// [The guide](crate::guide::recovery#after-a-rank-was-lost) has what peers do when a rank is gone.
 pub struct Communicator {
     pub(crate) plan: Plan,
     rank: Rank,

@@ -73,10 +73,10 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::NotBuilt`] without the feature `nvshmem`; [`Error::Bootstrap`], [`Error::GpuShared`],
-    /// [`Error::LibraryMissing`] without a CUDA driver or
-    /// NVSHMEM's library, [`Error::Nvshmem`], [`Error::NoSuchDevice`], [`Error::Cuda`];
-    /// [`Error::Driver`], also for kernels of other devices, and [`Error::Kernels`] for kernels that were
-    /// built without NVSHMEM; [`Error::SharedGpu`] if ranks share a GPU without MPS.
+    /// [`Error::LibraryMissing`] without a CUDA driver or NVSHMEM's library, [`Error::Nvshmem`],
+    /// [`Error::NoSuchDevice`], [`Error::Cuda`]; [`Error::Driver`], also for kernels of other devices, and
+    /// [`Error::Kernels`](Error) for kernels that were built without NVSHMEM; [`Error::SharedGpu`] if ranks
+    /// share a GPU without MPS.
     pub fn nvshmem(
         bootstrap: Box<dyn Bootstrap>,
         device: usize,

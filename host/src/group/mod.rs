@@ -41,50 +41,9 @@ use crate::group::simulated::SimulatedFabric;
 /// `nvshmem`; without the feature they return [`Error::NotBuilt`]. With
 /// [`share_gpus`](crate::GroupOptions::share_gpus) a GPU may have several ranks.
 ///
-/// # After a rank was lost
-///
-/// A rank is lost to the others if its process ends, if its machine or its network fails, or
-/// if it does not make a call that they make. Nothing brings it back into a communicator. Each
-/// remaining rank takes these steps, in this order, by itself. No step waits for the lost rank
-/// longer than the [`deadline`](crate::Config::deadline), or the bootstrap's own.
-///
-/// 1. **Learn of it.** [`synchronize`](crate::Communicator::synchronize) returns [`Error::Fault`] with a
-///    [`PeerTimeout`](crate::FaultKind), at the latest a deadline after the kernel began; its
-///    `culprit` is the lost rank (after split calls between nodes, perhaps a rank that gave up
-///    itself). A call that uses the bootstrap returns [`Error::Bootstrap`], whose
-///    [`lost_rank`](crate::error::BootstrapError::lost_rank) is that rank if it is known. A rank whose own
-///    round ended well learns of it in the next round, which the others do not join. A rank that launched a
-///    graph [out of turn](crate::FaultKind::OutOfTurn) is lost, too. A late rank, on which its peers gave up,
-///    learns that from `synchronize`: as [`Error::PeerGaveUp`] if it received all that it waited for, or as
-///    an [`Error::Fault`] with a `PeerTimeout` whose `culprit` is this rank itself. Nobody has to tell
-///    anybody.
-/// 2. **Close the communicators.** Drop their graphs, and
-///    [say so](crate::Communicator::assume_no_foreign_graphs) of those that others made, then
-///    [`close_all`](crate::Communicator::close_all). A communicator that gave up waits for nobody, and
-///    neither does one on which a peer gave up, which closing finds by itself. One
-///    whose round is open and that has not given up is refused ([`Error::RoundOpen`]): enqueue the rest of
-///    the round and wait for it, which ends by the deadline, or drop it. One that has
-///    finished its round waits for the bootstrap, and returns its error. In each case the rank's own memory
-///    is freed, or if it was dropped perhaps [leaked](crate::Communicator#dropped); note the error, and go
-///    on.
-/// 3. **Close the group**, if it spans processes, and drop it. [`close`](Self::close) of a node
-///    group returns an error that names the lost rank; note it, and go on: this rank's windows are
-///    leaked, as the lost rank may have them mapped; everything else is freed. A process that was in
-///    an NVSHMEM group stays in NVSHMEM's job: it ends here, and a new one takes the next steps. A
-///    group whose ranks are all in this process stays open: step 6 may use it again with
-///    all ranks, if the lost one is only a thread that did not call, and then plan and buffers serve again,
-///    too. Streams can be used again, but kernels of a communicator that was dropped may still be in them,
-///    and later work waits until those end, by their deadline.
-/// 4. **Agree on who is left.** Ferry cannot: whoever starts the processes decides which of them go on, their
-///    new numbers (from 0, without gaps), and where they meet, at an address that was not used before.
-///    All are told the same.
-/// 5. **Meet again**: a new [`Bootstrap`](crate::bootstrap::Bootstrap), and a new group made with it, in the
-///    same processes.
-/// 6. **Plan anew.** The new number of ranks divides `experts`; rank `r` holds the experts from
-///    `r * experts / ranks` on, so load those of the lost rank, and have the router name them. Make
-///    a new [`Plan`](crate::Plan), communicators and buffers, whose sizes depend on the number of ranks.
-/// 7. **Repeat.** Discard the outputs of the last round on every rank: some have their sums, others a
-///    part of them. Agree on a step of your model that all have finished, and go on after it.
+/// Nothing brings a lost rank back. The remaining ones close what they have, meet again and make a new group;
+/// or the same one goes on, if the lost rank is only a thread. [The
+/// guide](crate::guide::recovery#after-a-rank-was-lost) has the steps.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) fabric: Arc<dyn Fabric>,

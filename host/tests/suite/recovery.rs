@@ -1,4 +1,4 @@
-//! Recovery after a rank was lost, with all ranks in one process, in the steps that [`Group`] documents.
+//! Recovery after a rank was lost, with all ranks in one process, in the steps of the guide (`recovery.md`).
 //! `node/tests/recovery.rs` takes them in several processes.
 
 use std::time::Duration;
