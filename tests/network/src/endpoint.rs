@@ -16,7 +16,7 @@ use crate::mover::Mover;
 use crate::receiver::{Incoming, Receiver};
 use crate::sender::{Outgoing, Sender};
 use crate::settings::{Lost, Settings};
-use crate::shared::{Op, Pending, Queue, Shared};
+use crate::shared::{Idle, Op, Pending, Queue, Shared};
 
 /// Longest that an end waits for peers to say that they send nothing more.
 const CLOSE: Duration = Duration::from_secs(2);
@@ -144,6 +144,7 @@ impl Endpoint {
     fn wait(&self, pe: usize, why: &str, is_over: impl Fn() -> bool) {
         let (shared, since) = (&self.shared, Instant::now());
         let patience = Duration::from_secs(shared.settings.patience_s);
+        let mut idle = Idle::default();
         while !is_over() {
             if shared.peers[pe].is_lost()
                 || shared.has_failed()
@@ -158,7 +159,7 @@ impl Endpoint {
                 );
                 return;
             }
-            thread::yield_now();
+            idle.after(false);
         }
     }
 

@@ -149,7 +149,7 @@ impl Pe {
             if begin.elapsed().as_millis() as u64 > ms {
                 return None;
             }
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_micros(50));
         }
     }
 

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use crate::pe::{Job, Pe, say};
 
-const ROUNDS: u64 = 20;
+const ROUNDS: u64 = 8;
 /// Rounds of a row and its signal.
-const SOME_ROUNDS: u64 = 200;
+const SOME_ROUNDS: u64 = 150;
 /// Rows from each PE to each other one, and words of a row.
 const ROWS: usize = 16;
 const WORDS: usize = 37;
