@@ -62,6 +62,16 @@ pub struct GroupArgs {
     /// can take a rank's place
     #[arg(long, value_name = "FILE", requires = "rendezvous")]
     pub rendezvous_key: Option<PathBuf>,
+    /// Run the ranks, which --ranks counts, as processes of this machine in an NVSHMEM group, with a network
+    /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken. Starts
+    /// an MPS daemon if ranks share GPUs
+    #[cfg(feature = "suites")]
+    #[arg(long, value_name = "SETTINGS", conflicts_with_all = ["rendezvous", "rank", "rendezvous_key"])]
+    pub network: Option<ferry_network::settings::Settings>,
+    /// Ranks of a node, with --network [default: 1]; of the tests those for other nodes are left out
+    #[cfg(feature = "suites")]
+    #[arg(long, value_name = "N")]
+    pub node: Option<usize>,
 }
 
 /// Options of a group.

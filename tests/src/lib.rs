@@ -14,6 +14,8 @@ pub mod group;
 pub mod kernel_files;
 #[cfg(feature = "mpi")]
 mod mpi_bootstrap;
+#[cfg(feature = "suites")]
+pub mod network;
 #[cfg(feature = "cuda")]
 pub mod probes;
 #[cfg(feature = "suites")]

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::group::GroupKind;
-use ferry_tests::{bench, damaged, demo, explain, gpu, replay, rows, sharing, soak};
+use ferry_tests::group::{GroupArgs, GroupKind};
+use ferry_tests::{bench, damaged, demo, explain, gpu, network, replay, rows, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -30,6 +30,17 @@ enum Command {
 }
 
 impl Command {
+    /// The way its ranks meet, if it opens a group whose processes can have a network between them.
+    const fn group_args(&self) -> Option<&GroupArgs> {
+        match self {
+            Self::Replay(args) => Some(&args.group_args),
+            Self::Gpu(args) => Some(&args.group_args),
+            Self::Bench(args) => Some(&args.group_args),
+            Self::Soak(args) => Some(&args.group_args),
+            _ => None,
+        }
+    }
+
     /// Whether this process drives several ranks that share GPUs. A process with one rank needs no more than
     /// the driver's default number of queues: with 32 each, not all of 4 processes got a context under MPS.
     fn shares_gpus(&self) -> bool {
@@ -54,6 +65,12 @@ impl Command {
 
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
+    if command
+        .group_args()
+        .is_some_and(|args| args.network.is_some())
+    {
+        return end(network::run());
+    }
     if command.shares_gpus() {
         // SAFETY: no other thread runs: this one has only read the command line.
         unsafe { sharing::ask_for_queues() };
@@ -70,6 +87,11 @@ fn main() -> ExitCode {
         Command::Rows(args) => rows::run(&args),
         Command::Damaged(args) => damaged::sweep::run(&args),
     };
+    end(result)
+}
+
+/// The program's code, after a line for an error.
+fn end(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

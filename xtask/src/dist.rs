@@ -16,6 +16,19 @@ const SCRIPT: &str = include_str!("run-gpu-tests.sh");
 /// The file beside the script that names the program's commit.
 const COMMIT_NAME: &str = "commit";
 
+/// The transport of the tests' network, which the program expects beside itself.
+const NETWORK: &str = "libnvshmem_transport_ferry.so";
+
+/// Packages of the test program and the transport, and features.
+const PACKAGES: [&str; 6] = [
+    "--package",
+    "ferry-tests",
+    "--package",
+    "ferry-network-plugin",
+    "--features",
+    "ferry-tests/cudarc,ferry-tests/cust,ferry-tests/mpi",
+];
+
 /// Packs the test program with the script that runs it.
 pub(crate) fn run(places: &Places) -> Result<()> {
     stage(places)?;
@@ -34,14 +47,15 @@ pub(crate) fn run(places: &Places) -> Result<()> {
 pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
-    let package = ["--package", "ferry-tests", "--features", "cudarc,cust,mpi"];
-    let mut cargo = builds::cargo(["build", "--release"].into_iter().chain(package));
+    let mut cargo = builds::cargo(["build", "--release"].into_iter().chain(PACKAGES));
     cargo.env(cuda_stub::VARIABLE, cuda_stub::folder(places)?);
     builds::build(places, "dist", "ferry-tests for GPUs (minutes)", cargo)?;
     let folder = places.target_dir.join("dist/ferry-tests");
     shell.remove_path(&folder)?;
     shell.create_dir(&folder)?;
-    shell.copy_file(places.target_dir.join("release/ferry-tests"), &folder)?;
+    for file in ["ferry-tests", NETWORK] {
+        shell.copy_file(places.target_dir.join("release").join(file), &folder)?;
+    }
     shell.write_file(folder.join(COMMIT_NAME), commit::name(&shell))?;
     let script = folder.join(SCRIPT_NAME);
     shell.write_file(&script, SCRIPT)?;

@@ -135,7 +135,10 @@ impl GpuArgs {
     /// Whether a test of this name is run.
     fn wants(&self, name: &str) -> bool {
         let has_any = |texts: &[String]| texts.iter().any(|text| name.contains(text.as_str()));
-        (self.filter.is_empty() || has_any(&self.filter)) && !has_any(&self.skip)
+        let fits = |node| name.contains(&format!(", {node} a node"));
+        (self.filter.is_empty() || has_any(&self.filter))
+            && !has_any(&self.skip)
+            && self.group_args.node.is_none_or(fits)
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) fn run(args: &KilledArgs, address: SocketAddr, rank: u32) -> Result<(
             rendezvous: Some(address),
             rank: Some(rank),
             rendezvous_key: args.rendezvous_key.clone(),
+            ..GroupArgs::default()
         },
         files: KernelFiles::default(),
     };

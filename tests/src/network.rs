@@ -1,0 +1,314 @@
+//! `--network`: the ranks of a command as processes of this machine, with a network of the tests between them.
+//!
+//! [`Launch`] starts the processes, and a daemon of MPS where ranks share GPUs, and ends them all, also after
+//! Ctrl-C. Each process preloads the transport, which has NVSHMEM think that it is on a node of a few ranks.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ferry_network::{counts, host_name, settings};
+
+use crate::group::gpus;
+
+mod mps;
+
+use mps::Mps;
+
+/// The transport's file, beside this program.
+const LIBRARY: &str = "libnvshmem_transport_ferry.so";
+/// NVSHMEM's library.
+const NVSHMEM: &str = "libnvshmem_host.so.3";
+/// Folders of the loader.
+const FOLDERS: &str = "LD_LIBRARY_PATH";
+/// Prints the folder of NVSHMEM among Python's packages.
+const OF_PYTHON: &str = "import os, sys
+folders = (os.path.join(path, 'nvidia', 'nvshmem', 'lib') for path in sys.path)
+print(next((f for f in folders if os.path.exists(os.path.join(f, sys.argv[1]))), ''))";
+/// Longest that the others go on after a process has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(60);
+
+/// What NVSHMEM needs. `host/docs/checks.md` says why.
+const VARIABLES: [(&str, &str); 5] = [
+    ("NVSHMEM_REMOTE_TRANSPORT", "ucx"),
+    ("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "AF_INET"),
+    ("NVSHMEM_DISABLE_MNNVL", "1"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+];
+
+/// Whether the user wants all to end.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Processes to be started.
+struct Launch {
+    program: PathBuf,
+    /// Arguments of all.
+    arguments: Vec<OsString>,
+    ranks: usize,
+    node: usize,
+    shares_gpus: bool,
+    /// Variables of all.
+    variables: Vec<(OsString, OsString)>,
+    settings: String,
+    /// The folder of their counts.
+    counts: PathBuf,
+}
+
+/// Takes `name VALUE` and `name=VALUE` out of arguments; returns the last value.
+fn take(arguments: &mut Vec<OsString>, name: &str) -> Option<OsString> {
+    let mut value = None;
+    let with_value = format!("{name}=");
+    let mut rest = std::mem::take(arguments).into_iter();
+    while let Some(argument) = rest.next() {
+        let inline = argument
+            .to_str()
+            .and_then(|text| text.strip_prefix(&with_value));
+        match inline {
+            Some(text) => value = Some(text.into()),
+            None if argument == name => value = rest.next(),
+            None => arguments.push(argument),
+        }
+    }
+    value
+}
+
+/// A number among arguments, which it leaves.
+fn number(arguments: &mut Vec<OsString>, name: &str) -> Result<Option<usize>> {
+    let Some(text) = take(arguments, name) else {
+        return Ok(None);
+    };
+    let text = text.to_string_lossy();
+    let number = text.parse().ok().filter(|number| *number > 0);
+    let number = number.with_context(|| format!("{name} {text}: must be a number above 0"))?;
+    Ok(Some(number))
+}
+
+impl Launch {
+    /// Processes for the arguments of a command, without its name, on so many GPUs.
+    fn new(mut arguments: Vec<OsString>, gpus: usize) -> Result<Self> {
+        let settings = take(&mut arguments, "--network").unwrap_or_default();
+        let settings = settings.to_string_lossy().into_owned();
+        settings
+            .parse::<settings::Settings>()
+            .with_context(|| format!("--network {settings}"))?;
+        let ranks = number(&mut arguments, "--ranks")?.context("--network needs --ranks")?;
+        let node = number(&mut arguments, "--node")?.unwrap_or(1);
+        ensure!(
+            ranks.is_multiple_of(node),
+            "--node {node}: does not divide the {ranks} of --ranks"
+        );
+        let group = take(&mut arguments, "--group");
+        if let Some(group) = group.filter(|group| group != "nvshmem") {
+            bail!("--group {}: --network is for nvshmem", group.display());
+        }
+        ensure!(gpus > 0, "--network: no GPU was found");
+        let given = arguments
+            .iter()
+            .position(|argument| argument == "--share-gpus");
+        given.map(|index| arguments.remove(index));
+        let shares_gpus = ranks > gpus;
+        arguments.extend(["--group", "nvshmem", "--ranks", &ranks.to_string()].map(OsString::from));
+        arguments.extend(["--node", &node.to_string()].map(OsString::from));
+        arguments.extend(shares_gpus.then(|| "--share-gpus".into()));
+        let mut launch = Self {
+            program: env::current_exe().context("finding this program")?,
+            arguments,
+            ranks,
+            node,
+            shares_gpus,
+            variables: Vec::new(),
+            settings,
+            counts: PathBuf::new(),
+        };
+        launch.set_variables();
+        Ok(launch)
+    }
+
+    fn set_variables(&mut self) {
+        let mut set = |name: &str, value: &str| self.variables.push((name.into(), value.into()));
+        VARIABLES.iter().for_each(|(name, value)| set(name, value));
+        if self.node == 1 {
+            set("NVSHMEM_DISABLE_NCCL", "1");
+        }
+    }
+
+    /// Arguments and variables of a rank.
+    fn command(&self, rank: usize, address: &str) -> Command {
+        let settings = format!("{},counts={}", self.settings, self.counts.display());
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.arguments)
+            .args(["--rank", &rank.to_string(), "--rendezvous", address])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .env(settings::VARIABLE, settings)
+            .env(host_name::VARIABLE, format!("node{}", rank / self.node));
+        command
+    }
+
+    /// Starts all processes, and waits until they have ended. An error if one failed.
+    fn run(&self) -> Result<()> {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
+        let address = free.local_addr()?.to_string();
+        drop(free);
+        let mut processes = Processes(Vec::new());
+        for rank in 0..self.ranks {
+            let mut command = self.command(rank, &address);
+            let child = command.spawn();
+            let child = child.with_context(|| format!("starting {}", self.program.display()))?;
+            processes.0.push((child, None));
+        }
+        let ends = processes.wait();
+        self.print_counts();
+        for (rank, end) in ends?.into_iter().enumerate() {
+            ensure!(end.success(), "rank {rank} ended with {end}");
+        }
+        Ok(())
+    }
+
+    /// Prints what each rank's transport counted.
+    fn print_counts(&self) {
+        for rank in 0..self.ranks {
+            let text = fs::read_to_string(counts::file(&self.counts, rank)).unwrap_or_default();
+            println!("network of rank {rank}: {}", text.trim());
+        }
+    }
+}
+
+/// Processes that are killed when they are dropped, and how they ended.
+struct Processes(Vec<(Child, Option<ExitStatus>)>);
+
+impl Processes {
+    /// Waits until all have ended, or so long after one has failed.
+    fn wait(&mut self) -> Result<Vec<ExitStatus>> {
+        let mut failed: Option<Instant> = None;
+        loop {
+            for (child, end) in self.0.iter_mut().filter(|(_, end)| end.is_none()) {
+                *end = child.try_wait().context("waiting for a process")?;
+                if end.is_some_and(|end| !end.success()) {
+                    failed.get_or_insert_with(Instant::now);
+                }
+            }
+            let ends: Option<Vec<_>> = self.0.iter().map(|(_, end)| *end).collect();
+            if let Some(ends) = ends {
+                return Ok(ends);
+            }
+            ensure!(!ENDS.load(Ordering::Relaxed), "ended by the user");
+            if failed.is_some_and(|since| since.elapsed() > AFTER_FAILURE) {
+                let ended = |(rank, (_, end)): (usize, &(_, Option<ExitStatus>))| {
+                    end.map_or_else(
+                        || format!("rank {rank} goes on"),
+                        |end| format!("rank {rank}: {end}"),
+                    )
+                };
+                let all: Vec<String> = self.0.iter().enumerate().map(ended).collect();
+                bail!("{AFTER_FAILURE:?} after a failure: {}", all.join(", "));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for (child, end) in &mut self.0 {
+            if end.is_none() {
+                // One that has ended meanwhile cannot be killed, and need not be.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// A folder that is removed when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let folder = env::temp_dir().join(format!("ferry-network-{}", std::process::id()));
+        fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Nothing depends on it.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The transport beside this program.
+fn library(program: &Path) -> Result<PathBuf> {
+    let library = program.with_file_name(LIBRARY);
+    ensure!(
+        library.exists(),
+        "--network: {} is missing: `cargo build --release -p ferry-network-plugin` makes it, and \
+         `cargo xtask dist` packs it",
+        library.display()
+    );
+    Ok(library)
+}
+
+/// The loader's folders, with that of NVSHMEM if only Python has it.
+fn folders_of_nvshmem() -> OsString {
+    let folders = env::var_os(FOLDERS).unwrap_or_default();
+    if env::split_paths(&folders).any(|folder| folder.join(NVSHMEM).exists()) {
+        return folders;
+    }
+    let found = Command::new("python3")
+        .args(["-c", OF_PYTHON, NVSHMEM])
+        .output();
+    let found = found.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    match found {
+        Ok(found) if !found.is_empty() => joined(OsStr::new(&found), &folders, ":"),
+        _ => folders,
+    }
+}
+
+/// Two texts with a separator between them, unless the second one is empty.
+fn joined(first: &OsStr, second: &OsStr, separator: &str) -> OsString {
+    let mut all = first.to_owned();
+    if !second.is_empty() {
+        all.push(separator);
+        all.push(second);
+    }
+    all
+}
+
+/// Runs this program's command, whose arguments have `--network`, as a process for each rank.
+pub fn run() -> Result<()> {
+    let mut launch = Launch::new(env::args_os().skip(1).collect(), gpus())?;
+    let library = library(&launch.program)?;
+    ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")?;
+    let folder = Folder::new()?;
+    launch.counts.clone_from(&folder.0);
+    let preloaded = env::var_os("LD_PRELOAD").unwrap_or_default();
+    launch.variables.extend([
+        (
+            "LD_PRELOAD".into(),
+            joined(library.as_os_str(), &preloaded, ":"),
+        ),
+        (FOLDERS.into(), folders_of_nvshmem()),
+    ]);
+    let _mps = match launch.shares_gpus {
+        true => {
+            let mps = Mps::start(OsStr::new(mps::PROGRAM), &folder.0, gpus())?;
+            launch.variables.extend(mps.variables());
+            Some(mps)
+        }
+        false => None,
+    };
+    launch.run()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! A daemon of MPS: processes that share a GPU need one for NVSHMEM.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+/// The program that starts the daemon and speaks to it.
+pub(super) const PROGRAM: &str = "nvidia-cuda-mps-control";
+
+/// The folder of the daemon's pipes.
+const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// The folder of its logs.
+const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
+/// The GPUs that a process sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// Longest start, and longest end.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// A daemon, which ends when this is dropped.
+pub(super) struct Mps {
+    program: OsString,
+    pipes: PathBuf,
+    gpus: usize,
+}
+
+impl Mps {
+    /// Starts a daemon with its files in a folder, of so many GPUs.
+    pub(super) fn start(program: &OsStr, folder: &Path, gpus: usize) -> Result<Self> {
+        let (pipes, logs) = (folder.join("pipes"), folder.join("logs"));
+        fs::create_dir(&pipes).context("making the folder of MPS")?;
+        fs::create_dir(&logs).context("making the folder of MPS")?;
+        let mps = Self {
+            program: program.into(),
+            pipes,
+            gpus,
+        };
+        let name = program.display();
+        let started = mps.command().arg("-d").env(LOGS, logs).spawn();
+        let started = started.with_context(|| {
+            format!("starting {name}, which NVSHMEM needs if ranks share a GPU")
+        })?;
+        ensure!(has_ended(started, LONGEST), "{name} -d does not start");
+        Ok(mps)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env(PIPES, &self.pipes).stdout(Stdio::null());
+        command
+    }
+
+    /// Variables of a process that uses it. The daemon numbers the GPUs that it sees from 0.
+    pub(super) fn variables(&self) -> Vec<(OsString, OsString)> {
+        let mut variables = vec![(PIPES.into(), self.pipes.clone().into())];
+        if env::var_os(VISIBLE).is_some() {
+            let numbers: Vec<String> = (0..self.gpus).map(|gpu| gpu.to_string()).collect();
+            variables.push((VISIBLE.into(), numbers.join(",").into()));
+        }
+        variables
+    }
+
+    /// Asks the daemon to end. Whether it did.
+    fn quit(&self) -> bool {
+        let Ok(mut child) = self.command().stdin(Stdio::piped()).spawn() else {
+            return false;
+        };
+        let asked = child
+            .stdin
+            .take()
+            .map(|mut stdin| writeln!(stdin, "quit -t 10"));
+        matches!(asked, Some(Ok(()))) && has_ended(child, LONGEST)
+    }
+}
+
+/// Whether a process ends well in time. It is killed if not.
+fn has_ended(mut child: Child, within: Duration) -> bool {
+    let limit = Instant::now() + within;
+    while Instant::now() < limit {
+        match child.try_wait() {
+            Ok(Some(end)) => return end.success(),
+            Ok(None) => thread::sleep(Duration::from_millis(10)),
+            Err(_) => break,
+        }
+    }
+    // It may have ended meanwhile.
+    let _ = child.kill();
+    let _ = child.wait();
+    false
+}
+
+impl Drop for Mps {
+    fn drop(&mut self) {
+        let file = self.pipes.join(format!("{PROGRAM}.pid"));
+        let daemon = fs::read_to_string(file).unwrap_or_default();
+        let daemon = daemon.trim();
+        if self.quit() || daemon.is_empty() || !daemon.bytes().all(|byte| byte.is_ascii_digit()) {
+            return;
+        }
+        // The daemon and its servers, which are no one else's.
+        let servers = Command::new("pgrep").args(["-P", daemon]).output();
+        let servers = servers.map(|output| output.stdout).unwrap_or_default();
+        let servers = String::from_utf8_lossy(&servers).into_owned();
+        let mut kill = Command::new("kill");
+        kill.arg("-9").args(servers.split_whitespace()).arg(daemon);
+        // Those that have ended cannot be killed.
+        let _ = kill.status();
+    }
+}
