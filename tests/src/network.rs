@@ -1,4 +1,4 @@
-//! `--network`: the ranks of a command as processes of this machine, with a network of the tests between them.
+//! `--network`: the ranks of a command as processes of this machine, with the tests' network between them.
 //!
 //! [`Launch`] starts the processes, and a daemon of MPS where ranks share GPUs, and ends them all, also after
 //! Ctrl-C. Each process preloads the transport, which has NVSHMEM think that it is on a node of a few ranks.
@@ -35,7 +35,7 @@ print(next((f for f in folders if os.path.exists(os.path.join(f, sys.argv[1]))),
 /// Longest that the others go on after a process has failed.
 const AFTER_FAILURE: Duration = Duration::from_secs(60);
 
-/// What NVSHMEM needs. `host/docs/checks.md` says why.
+/// Variables that NVSHMEM needs. `host/docs/checks.md` says why.
 const VARIABLES: [(&str, &str); 5] = [
     ("NVSHMEM_REMOTE_TRANSPORT", "ucx"),
     ("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "AF_INET"),
@@ -288,9 +288,6 @@ fn joined(first: &OsStr, second: &OsStr, separator: &str) -> OsString {
 pub fn run() -> Result<()> {
     let mut launch = Launch::new(env::args_os().skip(1).collect(), gpus())?;
     let library = library(&launch.program)?;
-    ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")?;
-    let folder = Folder::new()?;
-    launch.counts.clone_from(&folder.0);
     let preloaded = env::var_os("LD_PRELOAD").unwrap_or_default();
     launch.variables.extend([
         (
@@ -299,14 +296,21 @@ pub fn run() -> Result<()> {
         ),
         (FOLDERS.into(), folders_of_nvshmem()),
     ]);
-    let _mps = match launch.shares_gpus {
-        true => {
-            let mps = Mps::start(OsStr::new(mps::PROGRAM), &folder.0, gpus())?;
-            launch.variables.extend(mps.variables());
-            Some(mps)
-        }
-        false => None,
-    };
+    run_all(launch, OsStr::new(mps::PROGRAM), gpus())
+}
+
+/// Runs a launch on so many GPUs, with a daemon of MPS if it shares them, until it has ended or the user ends
+/// it.
+fn run_all(mut launch: Launch, mps: &OsStr, gpus: usize) -> Result<()> {
+    ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")?;
+    let folder = Folder::new()?;
+    launch.counts.clone_from(&folder.0);
+    // Ends after the processes, and before its folder.
+    let daemon = launch.shares_gpus.then(|| Mps::start(mps, &folder.0, gpus));
+    let daemon = daemon.transpose()?;
+    launch
+        .variables
+        .extend(daemon.iter().flat_map(Mps::variables));
     launch.run()
 }
 

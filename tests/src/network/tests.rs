@@ -124,6 +124,60 @@ fn processes_that_are_dropped_have_ended() {
     assert!(!process.exists());
 }
 
+/// Not a test: a launch that another test ends.
+#[test]
+#[ignore = "another test starts it, as a process"]
+fn launch_that_is_ended() {
+    let Some(folder) = env::var_os("FOLDER").map(PathBuf::from) else {
+        return;
+    };
+    let mut launch = launch("gpu --network fence --ranks 2", 1).unwrap();
+    launch.program = folder.join("rank");
+    let error = run_all(launch, folder.join("mps").as_os_str(), 1).unwrap_err();
+    fs::write(folder.join("error"), error.to_string()).unwrap();
+}
+
+#[test]
+fn a_launch_that_is_ended_ends_its_processes_and_its_daemon() {
+    for signal in ["INT", "TERM"] {
+        let folder = folder(signal);
+        let path = folder.0.display();
+        let lines = format!("echo $$ >> {path}/ranks\nexec sleep 600");
+        program(&folder.0, "rank", &lines);
+        program(
+            &folder.0,
+            "mps",
+            &format!("[[ ${{1:-}} == -d ]] && exit\nread -r word; echo $word > {path}/quit"),
+        );
+        let name = "network::tests::launch_that_is_ended";
+        let mut process = Command::new(env::current_exe().unwrap());
+        process
+            .args(["--exact", name, "--ignored"])
+            .env("FOLDER", &folder.0);
+        let mut child = process.spawn().unwrap();
+        let ranks = || fs::read_to_string(folder.0.join("ranks")).unwrap_or_default();
+        let limit = Instant::now() + Duration::from_secs(60);
+        while ranks().lines().count() < 2 && Instant::now() < limit {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let number = child.id().to_string();
+        let kill = Command::new("kill").args(["-s", signal, &number]).status();
+        assert!(kill.unwrap().success());
+        assert!(child.wait().unwrap().success());
+        let error = fs::read_to_string(folder.0.join("error")).unwrap();
+        assert_eq!(error, "ended by the user");
+        assert_eq!(
+            fs::read_to_string(folder.0.join("quit")).unwrap(),
+            "quit -t 10\n"
+        );
+        for rank in ranks().lines() {
+            assert!(!Path::new("/proc").join(rank).exists(), "{signal}: {rank}");
+        }
+        let own = env::temp_dir().join(format!("ferry-network-{number}"));
+        assert!(!own.exists());
+    }
+}
+
 #[test]
 fn a_daemon_of_mps_ends_with_its_launch_also_if_it_does_not_listen() {
     let folder = folder("mps");
