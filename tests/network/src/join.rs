@@ -338,11 +338,16 @@ mod tests {
             send(&greeting(usize::from(u16::MAX), token)),
         ];
         drop(send(&greeting(0, token)[..3]));
-        let (first, second) = (send(&greeting(1, token)), send(&greeting(0, token)));
+        let (first, mut second) = (send(&greeting(1, token)), send(&greeting(0, token)));
         // A second connection of one PE does not take the place of the first.
         let again = send(&greeting(0, token));
-        let links = accept(&listener, token, 2, Duration::from_secs(5)).unwrap();
+        let mut links = accept(&listener, token, 2, Duration::from_secs(5)).unwrap();
         assert_eq!(links.len(), 2);
+        second.write_all(&[1]).unwrap();
+        let limit = Instant::now() + Duration::from_secs(5);
+        while !links[0].fill() {
+            assert!(Instant::now() < limit, "PE 0's place is a stranger's");
+        }
         drop((strangers, first, second, again));
         let missing = accept(&listener, token, 1, Duration::ZERO);
         let text = missing.err().unwrap().to_string();
