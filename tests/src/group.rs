@@ -63,8 +63,8 @@ pub struct GroupArgs {
     #[arg(long, value_name = "FILE", requires = "rendezvous")]
     pub rendezvous_key: Option<PathBuf>,
     /// Run the ranks, which --ranks counts, as processes of this machine in an NVSHMEM group, with a network
-    /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken. Starts
-    /// an MPS daemon if ranks share GPUs
+    /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken; for gpu
+    /// and replay. Starts an MPS daemon if ranks share GPUs
     #[cfg(feature = "suites")]
     #[arg(long, value_name = "SETTINGS", conflicts_with_all = ["rendezvous", "rank", "rendezvous_key"])]
     pub network: Option<ferry_network::settings::Settings>,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ferry_tests::group::{GroupArgs, GroupKind};
+use ferry_tests::group::GroupKind;
 use ferry_tests::{bench, damaged, demo, explain, gpu, network, replay, rows, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
@@ -30,15 +30,20 @@ enum Command {
 }
 
 impl Command {
-    /// The way its ranks meet, if it opens a group whose processes can have a network between them.
-    const fn group_args(&self) -> Option<&GroupArgs> {
-        match self {
-            Self::Replay(args) => Some(&args.group_args),
-            Self::Gpu(args) => Some(&args.group_args),
-            Self::Bench(args) => Some(&args.group_args),
-            Self::Soak(args) => Some(&args.group_args),
-            _ => None,
-        }
+    /// Whether its ranks are to have a network between them. An error if they cannot: their plans are for one
+    /// node.
+    fn has_network(&self) -> anyhow::Result<bool> {
+        let (args, can) = match self {
+            Self::Replay(args) => (&args.group_args, true),
+            Self::Gpu(args) => (&args.group_args, true),
+            Self::Bench(args) => (&args.group_args, false),
+            Self::Soak(args) => (&args.group_args, false),
+            Self::Demo(args) => (&args.group_args, false),
+            _ => return Ok(false),
+        };
+        let has = args.network.is_some();
+        anyhow::ensure!(can || !has, "--network: is for gpu and replay");
+        Ok(has)
     }
 
     /// Whether this process drives several ranks that share GPUs. A process with one rank needs no more than
@@ -65,11 +70,10 @@ impl Command {
 
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
-    if command
-        .group_args()
-        .is_some_and(|args| args.network.is_some())
-    {
-        return end(network::run());
+    match command.has_network() {
+        Ok(true) => return end(network::run()),
+        Ok(false) => {}
+        Err(error) => return end(Err(error)),
     }
     if command.shares_gpus() {
         // SAFETY: no other thread runs: this one has only read the command line.

@@ -385,7 +385,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         .max()
         .unwrap_or(0);
     let config = args.groups.put(Config {
-        p2p_world_size: args.p2p_world_size,
+        p2p_world_size: args.p2p_world_size.or(args.group_args.node),
         format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
         combine: args.mode,
         deadline,
