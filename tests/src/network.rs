@@ -1,6 +1,6 @@
 //! `--network`: the ranks of a command as processes of this machine, with the tests' network between them.
 //!
-//! [`Launch`] starts the processes, and a daemon of MPS where ranks share GPUs, and ends them all, also after
+//! `Launch` starts the processes, and a daemon of MPS where ranks share GPUs, and ends them all, also after
 //! Ctrl-C. Each process preloads the transport, which has NVSHMEM think that it is on a node of a few ranks.
 
 use std::env;
