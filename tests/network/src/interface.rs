@@ -89,7 +89,7 @@ pub struct RmaBytes {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AmoVerb {
-    /// Its number: [`crate::frame::Atomic`].
+    /// Its number, that of an `Atomic`.
     pub operation: c_int,
     /// Whether it returns the old value.
     pub is_fetch: c_int,

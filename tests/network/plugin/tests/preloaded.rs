@@ -15,10 +15,13 @@ const NAME: &str = "nvshmem_transport_ucx.so.3";
 const ASKS: &str = "#include <unistd.h>\n\
     int ask(char *name) { int code = gethostname(name, 256); name[255] = 0; return code; }\n";
 
-/// The library of this source: Cargo puts none beside a test.
+/// The library of this source: Cargo puts none beside a test. Built in a folder of its own, as the cargo that
+/// builds the other tests may hold theirs.
 fn library() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugin");
     let output = Command::new(env!("CARGO"))
-        .args(["build", "--package", "ferry-network-plugin"])
+        .args(["build", "--package", "ferry-network-plugin", "--target-dir"])
+        .arg(target)
         .args(["--offline", "--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
