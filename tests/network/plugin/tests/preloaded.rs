@@ -71,7 +71,6 @@ fn asked(file: &Path) -> String {
 
 /// Not a test: what the process with the library runs.
 #[test]
-#[ignore = "another test starts it, as a process"]
 fn process() {
     let Some(folder) = env::var_os("ASKERS").map(PathBuf::from) else {
         return;
@@ -93,7 +92,7 @@ fn process() {
 fn nvshmem_finds_it_by_name_and_alone_has_a_host_name_of_its_own() {
     let folder = askers();
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "process", "--ignored", "--nocapture"])
+        .args(["--exact", "process", "--nocapture"])
         .env("LD_PRELOAD", library())
         .env("ASKERS", &folder)
         .env("FERRY_NETWORK_HOST", "node7")

@@ -119,7 +119,7 @@ impl Job {
     fn start(&self, role: &str, pe: usize) -> Child {
         let mut command = Command::new(env::current_exe().unwrap());
         command
-            .args(["--exact", "process", "--ignored", "--nocapture"])
+            .args(["--exact", "process", "--nocapture"])
             .env("ROLE", role)
             .env("PE", pe.to_string())
             .env("PES", self.pes.to_string())

@@ -14,7 +14,6 @@ const DELAYS: &str = "delay-us=300,signal-delay-us=300,late-read-us=200,pieces=6
 
 /// Not a test: what each process runs.
 #[test]
-#[ignore = "the other tests start it, as processes"]
 fn process() {
     if let Some(job) = pe::Job::of_this_process() {
         rounds::run(&job);
