@@ -26,6 +26,7 @@ __all__ = [
     "reader_of",
     "reader_of_torch",
     "refuse",
+    "require_plain",
     "scales_of",
     "stream_of",
 ]
@@ -141,11 +142,8 @@ def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
         )
     if torch is not None and isinstance(value, torch.Tensor):
         found = _of_torch(name, value, wanted)
-        if not written and value.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(
-                f"tensor {name} requires a gradient, and this call has no backward pass: make it under "
-                f"torch.no_grad(), or pass {name}.detach()"
-            )
+        if not written:
+            _require_no_gradient(name, value)
         return found
     is_numpy = numpy is not None and isinstance(value, numpy.ndarray)
     if written and not _is_writable(name, value, is_numpy):
@@ -285,8 +283,23 @@ def _name_of(name: str, value: Any, given: str, wanted: str) -> str:
     return data_type
 
 
-def _of_torch(name: str, value: Any, wanted: str) -> Described:
-    data_type = _name_of(name, value, str(value.dtype).removeprefix("torch."), wanted)
+def require_plain(name: str, value: Any) -> None:
+    """Raises unless the memory of a tensor of torch has its values: :class:`ArgumentError` for one that
+    requires a gradient, and else :class:`TensorError`.
+    """
+    _require_memory(name, value)
+    _require_no_gradient(name, value)
+
+
+def _require_no_gradient(name: str, value: Any) -> None:
+    if value.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ArgumentError(
+            f"tensor {name} requires a gradient, and this call has no backward pass: make it under "
+            f"torch.no_grad(), or pass {name}.detach()"
+        )
+
+
+def _require_memory(name: str, value: Any) -> None:
     device = value.device
     if device.type not in ("cpu", "cuda"):
         raise refuse(name, "memory of the CPU or of a GPU", f"a tensor on {device}")
@@ -297,8 +310,14 @@ def _of_torch(name: str, value: Any, wanted: str) -> Described:
         raise refuse(
             name, "plain values: call resolve_neg() and resolve_conj()", "a negated or conjugate view"
         )
-    place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
     require_storage(name, value)
+
+
+def _of_torch(name: str, value: Any, wanted: str) -> Described:
+    data_type = _name_of(name, value, str(value.dtype).removeprefix("torch."), wanted)
+    _require_memory(name, value)
+    device = value.device
+    place = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
     found = Described(value.data_ptr(), data_type, tuple(value.shape), value.stride(), place, value)
     if data_type == "e2m1":
         # torch counts pairs.

@@ -21,6 +21,8 @@ from .checks import (
     require_bias,
     require_config,
     require_layout,
+    require_readable,
+    require_readable_on_cpu,
     require_rows,
     require_tensor,
     require_topk,
@@ -36,6 +38,11 @@ from .settings import Settings, say_once
 from .tuning import Config, topk_idx_t
 
 __all__ = ["Buffer"]
+
+#: Names of arguments.
+_TOPK = ("topk_idx", "topk_weights")
+_LAYOUT = ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert")
+_BIAS = ("bias[0]", "bias[1]")
 
 
 class Buffer(LowLatency):
@@ -254,6 +261,7 @@ class Buffer(LowLatency):
         :class:`ferry_ep.ArgumentError`.
         """
         require_tensor("topk_idx", topk_idx, topk_idx_t, (None, None))
+        require_readable(signature(topk_idx), ("topk_idx",), (topk_idx,))
         if num_experts <= 0 or num_experts % self.group_size:
             raise ArgumentError(
                 f"num_experts is {num_experts}, but it is a multiple of {self.group_size} ranks"
@@ -333,6 +341,8 @@ class Buffer(LowLatency):
             found: Checked | None = runtime.checked.get(key)
             if found is None:
                 found = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
+            require_readable(key, (*_names_of(x), *_TOPK), (*rows, *topk))
+            require_readable_on_cpu(_LAYOUT, layout)
             received = runtime.send(
                 rows, topk, found, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
@@ -342,6 +352,8 @@ class Buffer(LowLatency):
             self._refuse_exact()
             sent = rows_of(x)
             _, *by_rank = require_layout(*layout, sent.tokens.shape[0], self.group_size)
+            given = (*sent, *by_rank)
+            require_readable(signature(*given), (*_names_of(x), *_LAYOUT[1:]), given)
             received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, order=order)
         if expert_alignment > 1:
             arrived, local_ids, local_weights, counts, made, event = received
@@ -374,6 +386,7 @@ class Buffer(LowLatency):
             self._refuse_exact()
             lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
             checked = runtime.keep(key, Checked(lane, tensors is not None and routing.is_plain))
+        require_readable(tensors, _names_of(x), rows)
         return checked
 
     def combine(
@@ -410,6 +423,8 @@ class Buffer(LowLatency):
         hidden = runtime.checked.get(key)
         if hidden is None:
             hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
+        names = ("x", "topk_weights", *(_BIAS if isinstance(bias, tuple) else ("bias",))[: len(initial)])
+        require_readable(tensors, names, (x, topk_weights, *initial))
         return runtime.combine(
             Answers(x, topk_weights, initial, routing),
             hidden=hidden,
@@ -417,6 +432,11 @@ class Buffer(LowLatency):
             num_sms=num_sms,
             order=(previous_event, async_finish, allocate_on_comm_stream),
         )
+
+
+def _names_of(x: Any) -> tuple[str, str]:
+    """Returns the names of rows and scales."""
+    return ("x[0]" if isinstance(x, tuple) else "x", "x[1]")
 
 
 def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> int:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..tensors import reader_of_torch, refuse
+from ..storages import require_storage
+from ..tensors import reader_of_torch, refuse, require_plain
 from .settings import say_once
 from .tuning import Config, topk_idx_t
 
@@ -16,6 +17,9 @@ __all__ = [
     "require_bias",
     "require_config",
     "require_layout",
+    "require_memory",
+    "require_readable",
+    "require_readable_on_cpu",
     "require_rows",
     "require_tensor",
     "require_topk",
@@ -53,6 +57,38 @@ def signature(*values: Any) -> bytes | None:
     in a torch without DLPack's exchange API.
     """
     return None if _reader is None else _reader.signature(values, torch.is_grad_enabled())
+
+
+def require_readable(signature: bytes | None, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+    """Raises unless torch's tensors, or ``None``, have values in memory that calls can read. ``signature`` is
+    theirs: it says all but whether their memory is there, so that this is for each call, also for tensors
+    like those of an earlier one.
+
+    Raises :class:`ferry_ep.TensorError`, or :class:`ferry_ep.ArgumentError` for one that requires a gradient.
+    """
+    for name, value in zip(names, values, strict=True):
+        if value is None:
+            continue
+        if signature is None:
+            require_plain(name, value)
+        else:
+            require_memory(name, value)
+
+
+def require_memory(name: str, value: Tensor) -> None:
+    """Raises :class:`ferry_ep.TensorError` if the memory of a tensor of torch that was there was freed."""
+    # Steps in Python add up. A tensor with gaps is longer than its elements.
+    if (
+        not value.is_contiguous()
+        or value.untyped_storage().nbytes() < value.nbytes + value.storage_offset() * value.itemsize
+    ):
+        require_storage(name, value)
+
+
+def require_readable_on_cpu(names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
+    """As :func:`require_readable`, for tensors that a call on a GPU does not read, and a later one may."""
+    if not values[0].is_cuda:
+        require_readable(signature(*values), names, values)
 
 
 def require_rows(name: str, x: Any, shape: tuple[int | None, int | None] = (None, None)) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError, ClosedError
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
-from .checks import require_rows, require_tensor, signature
+from .checks import require_memory, require_readable, require_rows, require_tensor, signature
 from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, mark_used
 from .latency_rounds import Blocks, LatencyHandle, LatencyLane
 from .powers import pack, to_powers_of_two
@@ -24,6 +25,8 @@ __all__ = ["LowLatency"]
 
 #: Elements that share an int32 of packed scales.
 _PACKED = 4 * GROUP
+#: Name of an argument.
+_STATS = "cumulative_local_expert_recv_stats"
 _NO_STATS = "kernels do not time their waits: leave it None"
 
 
@@ -104,6 +107,7 @@ class LowLatency(Absent):
         lane = runtime.checked.get(key)
         if lane is None:
             lane = runtime.keep(key, self._checked_lane(runtime, x, topk_idx, stats, sizes, encoding))
+        require_readable(tensors, ("x", "topk_idx", _STATS), (x, topk_idx, stats))
         packed = None
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_idx, stats)
@@ -144,7 +148,7 @@ class LowLatency(Absent):
         self._require_sizes(tokens, most, experts)
         if stats is not None:
             local = experts // self.group_size
-            require_tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,))
+            require_tensor(_STATS, stats, torch.int32, (local,))
         _require_scales(hidden, *encoding)
         return runtime.latency_lane(
             experts, topk_idx.shape[1], hidden, most, "fp8" if encoding[0] else "bf16"
@@ -194,6 +198,10 @@ class LowLatency(Absent):
         if key not in runtime.checked:
             _check_answers(given, x, topk_idx, topk_weights, out)
             runtime.keep(key, True)
+        # Of ids, and with zero_copy of rows, only the shape counts.
+        require_readable(tensors, ("x", "topk_weights"), (None if zero_copy else x, topk_weights))
+        if out is not None:
+            require_readable(tensors, ("out",), (out.detach(),))
         if zero_copy:
             if given.scratch is None:
                 raise ArgumentError(
@@ -201,6 +209,7 @@ class LowLatency(Absent):
                 )
             x = given.scratch
             tensors = tensors and signature(x)
+            require_readable(tensors, ("the rows of zero_copy",), (x,))
         with _ordered(runtime, x, async_finish, return_recv_hook) as ordered:
             ordered.reads(x, topk_weights, out)
             if zero_copy:
@@ -279,9 +288,20 @@ def _finish(packed: Tensor | None, stats: Tensor | None, blocks: Blocks) -> None
     """Enqueues what follows the receipt of a dispatch."""
     if packed is not None:
         assert blocks.scales is not None
-        pack(blocks.scales.transpose(1, 2), packed)
+        require_memory("the scales", blocks.scales)
+        require_memory("the packed scales", packed)
+        with _mode_of(packed):
+            pack(blocks.scales.transpose(1, 2), packed)
     if stats is not None:
-        stats.add_(blocks.counts)
+        require_memory("the rows of each expert", blocks.counts)
+        require_memory(_STATS, stats)
+        with _mode_of(stats):
+            stats.add_(blocks.counts)
+
+
+def _mode_of(written: Tensor) -> AbstractContextManager[Any]:
+    """Returns the mode of torch in which a tensor can be written: one of inference mode in that alone."""
+    return torch.inference_mode() if written.is_inference() else nullcontext()
 
 
 def _require_handle(handle: Any) -> LatencyHandle:

@@ -1,0 +1,139 @@
+"""DeepEP's ``Buffer`` over Ferry: calls that are refused leave all rounds as they were, in their order."""
+
+from __future__ import annotations
+
+import re
+
+import ferry_ep as ferry
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+deep_ep = pytest.importorskip("ferry_ep.deep_ep")
+rig = pytest.importorskip("deep_ep_rig")
+from deep_ep_rig import World, encoded  # noqa: E402
+
+#: Hidden size of rows with packed scales, and most tokens of a rank in low-latency mode.
+HIDDEN, MOST = 512, 8
+
+
+class Given:
+    """A buffer of one rank, and arguments of its calls."""
+
+    def __init__(self):
+        self.of = World(1, patience=5)
+        self.buffer = self.of.buffer(0, low_latency_mode=True)
+        self.tokens = rig.Tokens(1, self.of, [4], hidden=HIDDEN, holes=0)
+        self.x, self.ids, self.weights = self.tokens.given(0)
+        self.experts = self.tokens.experts
+        self.stats = torch.zeros(self.experts, dtype=torch.int32)
+
+    def layout(self, ids=None):
+        return self.buffer.get_dispatch_layout(self.ids if ids is None else ids, self.experts)
+
+    def dispatch(self, x=None, ids=None, weights=None, layout=None, **options):
+        per_rank, _, per_expert, is_in_rank, _ = self.layout() if layout is None else layout
+        return self.buffer.dispatch(
+            self.x if x is None else x,
+            topk_idx=self.ids if ids is None else ids,
+            topk_weights=self.weights if weights is None else weights,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=is_in_rank,
+            num_tokens_per_expert=per_expert,
+            **options,
+        )
+
+    def by_rank(self, is_in_rank=None, per_expert=None):
+        per_rank, _, experts, in_rank, _ = self.layout()
+        return self.buffer.dispatch(
+            self.x,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank if is_in_rank is None else is_in_rank,
+            num_tokens_per_expert=experts if per_expert is None else per_expert,
+        )
+
+    def low_latency(self, x=None, ids=None, most=MOST, experts=None, **options):
+        options = {"use_fp8": False, "cumulative_local_expert_recv_stats": None} | options
+        return self.buffer.low_latency_dispatch(
+            self.x if x is None else x,
+            self.ids if ids is None else ids,
+            most,
+            self.experts if experts is None else experts,
+            **options,
+        )
+
+
+@pytest.fixture
+def given():
+    made = Given()
+    yield made
+    made.of.end()
+
+
+def freed(tensor):
+    """Returns a copy without its memory."""
+    copy = tensor.clone(memory_format=torch.preserve_format)
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+def on_meta(tensor):
+    return tensor.to("meta")
+
+
+UNREADABLE = {
+    "topk_idx of a layout": lambda of, no: of.layout(no(of.ids)),
+    "x": lambda of, no: of.dispatch(no(of.x)),
+    "topk_idx": lambda of, no: of.dispatch(ids=no(of.ids)),
+    "topk_weights": lambda of, no: of.dispatch(weights=no(of.weights)),
+    "num_tokens_per_rank": lambda of, no: of.dispatch(
+        layout=[no(each) if at == 0 else each for at, each in enumerate(of.layout())]
+    ),
+    "is_token_in_rank": lambda of, no: of.by_rank(no(of.layout()[3])),
+    "num_tokens_per_expert": lambda of, no: of.by_rank(per_expert=no(of.layout()[2])),
+    "x[0]": lambda of, no: of.dispatch((no(encoded(of.x, "rows")[0]), encoded(of.x, "rows")[1])),
+    "x[1]": lambda of, no: of.dispatch((encoded(of.x, "rows")[0], no(encoded(of.x, "columns")[1]))),
+    "x in low-latency mode": lambda of, no: of.low_latency(no(of.x)),
+    "x to powers of two": lambda of, no: of.low_latency(no(of.x), use_fp8=True, round_scale=True),
+    "topk_idx in low-latency mode": lambda of, no: of.low_latency(ids=no(of.ids)),
+    "cumulative_local_expert_recv_stats": lambda of, no: of.low_latency(
+        cumulative_local_expert_recv_stats=no(of.stats)
+    ),
+}
+
+
+@pytest.mark.parametrize("no", [freed, on_meta])
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_tensors_without_memory(given, case, no):
+    # Ones with memory are remembered, and change nothing.
+    UNREADABLE[case](given, torch.clone)
+    with pytest.raises(ferry.TensorError, match=re.escape(f"tensor {case.partition(' ')[0]}: wanted")):
+        UNREADABLE[case](given, no)
+
+
+def test_statistics_that_are_freed_before_the_hook(given):
+    *_, hook = given.low_latency(cumulative_local_expert_recv_stats=given.stats, return_recv_hook=True)
+    given.stats.untyped_storage().resize_(0)
+    with pytest.raises(ferry.TensorError, match="cumulative_local_expert_recv_stats: wanted a storage"):
+        hook()
+    # The rows are there, and the statistics are added once they can be.
+    given.stats.untyped_storage().resize_(4 * given.experts)
+    given.stats.zero_()
+    hook()
+    assert given.stats.tolist() == given.tokens.received(0)["counts"]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_statistics_of_inference_mode(given, is_split):
+    with torch.inference_mode():
+        stats = torch.zeros(given.experts, dtype=torch.int32)
+    *_, hook = given.low_latency(cumulative_local_expert_recv_stats=stats, return_recv_hook=is_split)
+    if is_split:
+        hook()
+    assert stats.tolist() == given.tokens.received(0)["counts"]
+
+
+def test_an_output_that_requires_a_gradient_is_written(given):
+    rows, _, handle, _, _ = given.low_latency()
+    out = torch.zeros(4, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    sums, _, _ = given.buffer.low_latency_combine(rows, given.ids, given.weights, handle, out=out)
+    assert sums is out and out.abs().max() > 0
