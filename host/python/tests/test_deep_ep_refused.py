@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import ferry_ep as ferry
 import pytest
@@ -137,3 +138,57 @@ def test_an_output_that_requires_a_gradient_is_written(given):
     out = torch.zeros(4, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     sums, _, _ = given.buffer.low_latency_combine(rows, given.ids, given.weights, handle, out=out)
     assert sums is out and out.abs().max() > 0
+
+
+class Mode:
+    """Calls of a mode with the tokens of a rank."""
+
+    def __init__(self, is_low_latency):
+        self.is_low_latency = is_low_latency
+
+    def send(self, buffer, tokens, rank):
+        """Returns rows and handle."""
+        if self.is_low_latency:
+            x, ids, _ = tokens.given(rank)
+            rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, MOST, tokens.experts, use_fp8=False)
+            return rows, handle
+        rows, *_, handle, _ = rig.dispatch(buffer, *tokens.given(rank), tokens.experts)
+        return rows, handle
+
+    def combine(self, buffer, tokens, rank, rows, handle):
+        if self.is_low_latency:
+            _, ids, weights = tokens.given(rank)
+            return buffer.low_latency_combine(rows, ids, weights, handle)[0]
+        return buffer.combine(rows, handle)[0]
+
+
+@pytest.mark.parametrize("is_low_latency", [False, True])
+def test_a_refused_combine_leaves_the_order_of_rounds(is_low_latency, monkeypatch):
+    """Refused on one rank alone, behind all checks: the ranks give up the same round later."""
+    monkeypatch.setenv("FERRY_DEEP_EP_DEADLINE", "5")
+    of, mode = World(2, patience=8), Mode(is_low_latency)
+    first, second, third = (rig.Tokens(seed, of, [4, 4]) for seed in range(3))
+
+    def refuse(*arguments, **options):
+        raise ferry.ArgumentError("refused")
+
+    def work(rank):
+        buffer = of.buffer(rank, low_latency_mode=True)
+        sent = [mode.send(buffer, tokens, rank) for tokens in (first, second)]
+        if rank == 0:
+            with monkeypatch.context() as context:
+                for communicator in buffer.runtime.communicators:
+                    context.setattr(communicator, "combine", refuse)
+                with pytest.raises(ferry.ArgumentError, match="refused"):
+                    mode.combine(buffer, first, rank, *sent[0])
+        sent.append(mode.send(buffer, third, rank))
+        for tokens, (rows, handle) in zip((second, third), sent[1:], strict=True):
+            sums = mode.combine(buffer, tokens, rank, rows, handle)
+            assert sums.shape == tokens.x[rank].shape
+        return len(buffer.runtime.communicators)
+
+    # No dispatch was made again.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert of.run(work) == ([2, 2] if is_low_latency else [3, 3])
+    of.end()

@@ -247,6 +247,8 @@ class _Round:
 class LatencyLane(Rounds[_Round]):
     """Rounds of low-latency mode. Hooks are collective calls, too. A round is open from when it was sent."""
 
+    _open_states = ("dispatch sent", "dispatched")
+
     def __init__(
         self, connect: Callable[[], Communicator], sizes: tuple[int, int, int], ranks: int, faults: Faults
     ) -> None:
@@ -293,10 +295,7 @@ class LatencyLane(Rounds[_Round]):
             opened.handle = handle
             self._open.append(opened)
         except BaseException:
-            opened.handle = None
-            is_open = opened.communicator.round in ("dispatch sent", "dispatched")
-            if is_open and opened not in self._open:
-                self._open.append(opened)
+            self._settle(opened)
             raise
         if opened.halves.is_captured:
             opened.graphs.note()
@@ -343,15 +342,14 @@ class LatencyLane(Rounds[_Round]):
         whether tensors need no description.
         """
         self._look_for_faults()
-        opened = self._find(handle)
+        opened = self.find(handle)
         if opened is None:
             self._repeat(handle, ordered)
-            opened = self._find(handle)
+            opened = self.find(handle)
             assert opened is not None
         if opened.hook is not None:
             raise OrderError("the hook of the dispatch of handle was not called: call it before the combine")
         communicator, hook = opened.begin(ordered).communicator, None
-        self._open.remove(opened)
         try:
             shape = (handle.topk[0], rows.shape[2])
             if out is None:
@@ -365,10 +363,9 @@ class LatencyLane(Rounds[_Round]):
             if is_split:
                 hook = opened.hook_of(communicator.combine_wait, (out, rows, weights))
         except BaseException:
-            if communicator.round == "dispatched" and opened not in self._open:
-                self._open.append(opened)
+            self._settle(opened)
             raise
-        opened.handle = None
+        self._end(opened)
         if opened.halves.is_captured:
             opened.graphs.note()
         return out, hook
@@ -389,13 +386,6 @@ class LatencyLane(Rounds[_Round]):
             each.handle = None
         self._open.clear()
 
-    def _find(self, handle: LatencyHandle) -> _Round | None:
-        """Returns the newest open round of a handle."""
-        for each in reversed(self._open):
-            if each.handle is handle:
-                return each
-        return None
-
     def _acquire(self, ordered: InPlace | Ordered) -> _Round:
         """Begins the call of a round that is not open: an idle one, a new one, or the oldest open one, given
         up. Returns the round.
@@ -413,19 +403,7 @@ class LatencyLane(Rounds[_Round]):
                 f"{MOST_OPEN} low-latency rounds are under way, and the hook of the oldest was not called: "
                 "call it before this dispatch"
             )
-        # A call that failed after it was sent returned no handle: nobody will combine its round.
-        if oldest.handle is not None:
-            self._require_room()
-        oldest.begin(ordered)
-        self._open.remove(oldest)
-        try:
-            oldest.communicator.give_up()
-        except BaseException:
-            if oldest.communicator.round == "dispatched":
-                self._open.insert(0, oldest)
-            raise
-        oldest.handle = None
-        return oldest
+        return self._give_up(self._oldest().begin(ordered))
 
     def _repeat(self, handle: LatencyHandle, ordered: InPlace | Ordered) -> None:
         """Opens a round of ``handle`` with rows of zeros."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,6 @@ __all__ = ["Answers", "Lane", "Round", "without_fillers"]
 #: Most rounds of a plan that are open at a time, each with a communicator and a window of its own.
 MOST_OPEN = 2
 
-
-Kept = TypeVar("Kept", bound=Held)
 Outputs = TypeVar("Outputs")
 
 #: Results of a dispatch: rows ``[rows, hidden]``, their scales, f32 ``[rows, hidden / 128]``, ids and
@@ -62,12 +60,22 @@ class Answers(NamedTuple):
     """That of the dispatch."""
 
 
+class Opened(Held, Protocol):
+    """A communicator, and what names its open round."""
+
+    handle: Any
+    """What its combine is given; ``None`` if its dispatch failed, and returned nothing."""
+
+
+Kept = TypeVar("Kept", bound=Opened)
+
+
 class Round:
     """A communicator, and the routing of its open round."""
 
     def __init__(self, communicator: Communicator, faults: Faults) -> None:
         self.communicator, self.rank, self._faults = communicator, communicator.rank, faults
-        self.routing: Routing | None = None
+        self.handle: Routing | None = None
         self.graphs = Graphs(communicator)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
@@ -235,6 +243,9 @@ class Rounds(Generic[Kept]):
     they choose the same communicators.
     """
 
+    #: States of a communicator whose round is open.
+    _open_states: ClassVar[tuple[str, ...]] = ("dispatched",)
+
     def __init__(self, faults: Faults) -> None:
         self._faults, self._is_strict = faults, faults.is_strict
         #: All rounds, in the order in which they were made.
@@ -252,13 +263,48 @@ class Rounds(Generic[Kept]):
         for each in self._all:
             self._faults.look(each.communicator)
 
-    def _require_room(self) -> None:
-        """Refuses to give the oldest round up, if that is asked for."""
-        if self._is_strict:
+    def find(self, handle: Any) -> Kept | None:
+        """Returns the newest open round of a handle."""
+        for each in reversed(self._open):
+            if each.handle is handle:
+                return each
+        return None
+
+    def _settle(self, opened: Kept) -> None:
+        """Notes the state of a round after a call of it that failed. One that is still open keeps its place:
+        all ranks give up the same round, also where only one of them was refused a call.
+        """
+        is_open = opened.communicator.round in self._open_states
+        if is_open and opened not in self._open:
+            self._open.append(opened)
+        elif not is_open and opened in self._open:
+            self._end(opened)
+
+    def _end(self, opened: Kept) -> None:
+        """Notes that a round is over."""
+        self._open.remove(opened)
+        opened.handle = None
+
+    def _give_up(self, opened: Kept) -> Kept:
+        """Gives up an open round, and returns it. Collective."""
+        try:
+            opened.communicator.give_up()
+        except BaseException:
+            self._settle(opened)
+            raise
+        self._end(opened)
+        return opened
+
+    def _oldest(self) -> Kept:
+        """Returns the oldest open round, to be given up. Refuses that if it is asked for."""
+        oldest = self._open[0]
+        # A call that failed after it was sent returned no handle: nobody will combine its round.
+        if self._is_strict and oldest.handle is not None:
             raise OrderError(
                 f"{MOST_OPEN} rounds are open, and FERRY_DEEP_EP_STRICT is set: combine one before this "
                 "dispatch, which would give up the oldest"
             )
+        return oldest
 
     def _say_repeat(self, call: str) -> None:
         """Refuses to repeat a dispatch, if that is asked for, and else says that it is repeated."""
@@ -321,7 +367,7 @@ class Lane(Rounds[Round]):
                 rows = counts.rows
             else:
                 arrived, memory, kept_at = opened.dispatch(x, ids, weights, rows, is_direct)
-            opened.routing = routing = Routing(
+            routing = Routing(
                 key=self.key,
                 memory=memory,
                 kept_at=kept_at,
@@ -333,9 +379,10 @@ class Lane(Rounds[Round]):
                 rank=opened.rank,
                 weights=arrived[3],
             )
+            opened.handle = routing
             self._open.append(opened)
         except BaseException:
-            self._note_failure(opened, None)
+            self._settle(opened)
             raise
         return arrived, counts, routing
 
@@ -347,10 +394,10 @@ class Lane(Rounds[Round]):
         try:
             opened.limit(num_sms)
             arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.is_direct)
-            opened.routing = routing
+            opened.handle = routing
             self._open.append(opened)
         except BaseException:
-            self._note_failure(opened, None)
+            self._settle(opened)
             raise
         return arrived
 
@@ -366,14 +413,13 @@ class Lane(Rounds[Round]):
             self._repeat(routing, self.key[2], num_sms)
             opened = self.find(routing)
             assert opened is not None
-        self._open.remove(opened)
         try:
             opened.limit(num_sms)
             results = opened.combine(answers, is_plain)
         except BaseException:
-            self._note_failure(opened, routing)
+            self._settle(opened)
             raise
-        opened.routing = None
+        self._end(opened)
         return results
 
     def give_up(self, routing: Routing) -> None:
@@ -389,15 +435,8 @@ class Lane(Rounds[Round]):
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 if not each.communicator.closed:
                     each.communicator.give_up(stream=stream)
-            each.routing = None
+            each.handle = None
         self._open.clear()
-
-    def find(self, routing: Routing) -> Round | None:
-        """Returns the newest open round of a routing."""
-        for each in reversed(self._open):
-            if each.routing is routing:
-                return each
-        return None
 
     def _make(self, ids: Tensor) -> Round:
         room = self._agree(ids) if self.room is None else self.room
@@ -427,26 +466,7 @@ class Lane(Rounds[Round]):
                 return each
         if len(self._all) < MOST_OPEN:
             return self._make(ids)
-        # A call that failed after it was sent returned no handle: nobody will combine its round.
-        if self._open[0].routing is not None:
-            self._require_room()
-        return self._give_up(self._open[0])
-
-    def _give_up(self, opened: Round) -> Round:
-        self._open.remove(opened)
-        try:
-            opened.communicator.give_up()
-        except BaseException:
-            self._note_failure(opened, opened.routing)
-            raise
-        opened.routing = None
-        return opened
-
-    def _note_failure(self, opened: Round, routing: Routing | None) -> None:
-        """Notes the state of a round after a call of it that failed."""
-        opened.routing = routing
-        if opened.communicator.round == "dispatched" and opened not in self._open:
-            self._open.append(opened)
+        return self._give_up(self._oldest())
 
     def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
         """Opens a round of ``routing`` with rows of zeros."""
