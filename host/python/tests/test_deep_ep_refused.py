@@ -192,3 +192,77 @@ def test_a_refused_combine_leaves_the_order_of_rounds(is_low_latency, monkeypatc
         warnings.simplefilter("error")
         assert of.run(work) == ([2, 2] if is_low_latency else [3, 3])
     of.end()
+
+
+def trained(tensor):
+    return tensor.clone().requires_grad_()
+
+
+def narrow(tensor):
+    """Returns rows of another size, whose calls are the first of theirs."""
+    return tensor[:, :256].contiguous()
+
+
+REFUSED = {
+    "x that requires a gradient": lambda of: of.dispatch(trained(of.x)),
+    "weights that require a gradient": lambda of: of.dispatch(weights=trained(of.weights)),
+    "a negated view": lambda of: of.dispatch(torch._neg_view(of.x)),
+    "freed rows": lambda of: of.dispatch(freed(of.x)),
+    "freed ids": lambda of: of.dispatch(ids=freed(of.ids)),
+    "ids on no device": lambda of: of.dispatch(ids=on_meta(of.ids)),
+    "a first call that requires a gradient": lambda of: of.dispatch(trained(narrow(of.x))),
+    "a first call with ids on no device": lambda of: of.dispatch(narrow(of.x), ids=on_meta(of.ids)),
+    "num_worst_tokens of 34 bits": lambda of: of.dispatch(num_worst_tokens=1 << 33),
+    "num_worst_tokens of 71 bits": lambda of: of.dispatch(num_worst_tokens=1 << 70),
+    "num_worst_tokens of a half": lambda of: of.dispatch(num_worst_tokens=2.5),
+    "num_worst_tokens as a text": lambda of: of.dispatch(num_worst_tokens="3"),
+    "expert_alignment of a half": lambda of: of.dispatch(expert_alignment=1.5),
+    "a number as config": lambda of: of.dispatch(config=3),
+    "num_sms of 41 bits": lambda of: of.dispatch(config=deep_ep.Config(1 << 40)),
+    "num_sms of 2.0": lambda of: of.dispatch(config=deep_ep.Config(2.0)),
+    "num_sms that was set later": lambda of: of.dispatch(config=with_sms(1 << 40)),
+    "a number as an event": lambda of: of.dispatch(previous_event=3),
+    "a handle and a gradient": lambda of: of.buffer.dispatch(trained(of.x), handle=of.dispatched[0][1]),
+    "a handle and freed rows": lambda of: of.buffer.dispatch(freed(of.x), handle=of.dispatched[0][1]),
+    "a late combine that requires a gradient": lambda of: of.buffer.combine(
+        trained(of.dispatched[0][0]), of.late
+    ),
+    "a late combine of freed rows": lambda of: of.buffer.combine(freed(of.dispatched[0][0]), of.late),
+    "low latency: x that requires a gradient": lambda of: of.low_latency(trained(of.x)),
+    "low latency: powers of two and a gradient": lambda of: of.low_latency(
+        trained(of.x), use_fp8=True, round_scale=True
+    ),
+    "low latency: freed rows": lambda of: of.low_latency(freed(of.x)),
+    "low latency: rows on no device": lambda of: of.low_latency(on_meta(of.x)),
+    "low latency: half a token": lambda of: of.low_latency(most=8.5),
+    "low latency: tokens as a float": lambda of: of.low_latency(most=8.0),
+    "low latency: tokens as a text": lambda of: of.low_latency(most="8"),
+    "low latency: tokens of 71 bits": lambda of: of.low_latency(most=1 << 70),
+    "low latency: tokens of 41 bits": lambda of: of.low_latency(most=1 << 40),
+    "low latency: experts of 71 bits": lambda of: of.low_latency(experts=1 << 70),
+}
+
+
+def with_sms(number):
+    config = deep_ep.Config()
+    config.num_sms = number
+    return config
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_calls_give_up_no_round(given, case):
+    runtime, normal, low_latency = given.buffer.runtime, Mode(False), Mode(True)
+    given.late = normal.send(given.buffer, given.tokens, 0)[1]
+    given.dispatched = [normal.send(given.buffer, given.tokens, 0) for _ in range(2)]
+    sent = [low_latency.send(given.buffer, given.tokens, 0) for _ in range(2)]
+    before = [each.round for each in runtime.communicators]
+    with pytest.raises(ferry.FerryError):
+        REFUSED[case](given)
+    assert [each.round for each in runtime.communicators] == before
+    assert all(each.all for each in runtime._latency.values()) or "powers" in case
+    with warnings.catch_warnings():
+        # No dispatch is made again.
+        warnings.simplefilter("error")
+        for mode, opened in ((normal, given.dispatched), (low_latency, sent)):
+            for rows, handle in opened:
+                mode.combine(given.buffer, given.tokens, 0, rows, handle)

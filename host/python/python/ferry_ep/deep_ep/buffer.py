@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import Any, ClassVar
 
 import torch
@@ -15,12 +14,14 @@ from .._ferry import Fault, Group, Plan
 from ..bootstraps import torch_bootstrap
 from ..communicator import Communicator
 from ..errors import ArgumentError, DeviceError
+from ..scalars import whole
 from ..tensors import refuse
 from .absent import refuse_absent, require_present
 from .checks import (
     require_bias,
     require_config,
     require_layout,
+    require_on,
     require_readable,
     require_readable_on_cpu,
     require_rows,
@@ -35,10 +36,12 @@ from .rounds import Answers
 from .rows import Rows, rows_of
 from .runtime import Checked, Runtime, layout_of
 from .settings import Settings, say_once
-from .tuning import Config, topk_idx_t
+from .tuning import MOST_SMS, Config, topk_idx_t
 
 __all__ = ["Buffer"]
 
+#: Most rows of the results of a dispatch.
+_MOST_ROWS = (1 << 31) - 1
 #: Names of arguments.
 _TOPK = ("topk_idx", "topk_weights")
 _LAYOUT = ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert")
@@ -103,10 +106,8 @@ class Buffer(LowLatency):
         require_present(num_rdma_bytes, low_latency_mode, enable_shrink, comm)
         if group is None:
             raise ArgumentError("group is None, but it is a process group")
-        if num_nvl_bytes < 0:
-            raise ArgumentError(f"num_nvl_bytes is {num_nvl_bytes}, but it is at least 0")
-        if num_rdma_bytes < 0:
-            raise ArgumentError(f"num_rdma_bytes is {num_rdma_bytes}, but it is at least 0")
+        num_nvl_bytes = whole("num_nvl_bytes", num_nvl_bytes)
+        num_rdma_bytes = whole("num_rdma_bytes", num_rdma_bytes)
         for name, value in (("allow_mnnvl", allow_mnnvl), ("use_fabric", use_fabric)):
             if value:
                 say_once(f"ferry_ep.deep_ep: {name} has no effect, as ranks are of one node")
@@ -218,8 +219,9 @@ class Buffer(LowLatency):
 
         Raises :class:`ferry_ep.ArgumentError` for an odd number.
         """
-        if new_num_sms < 0 or new_num_sms % 2:
-            raise ArgumentError(f"new_num_sms is {new_num_sms}, but it is even and at least 0")
+        new_num_sms = whole("new_num_sms", new_num_sms, most=MOST_SMS)
+        if new_num_sms % 2:
+            raise ArgumentError(f"new_num_sms is {new_num_sms}, but it is even")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -262,7 +264,8 @@ class Buffer(LowLatency):
         """
         require_tensor("topk_idx", topk_idx, topk_idx_t, (None, None))
         require_readable(signature(topk_idx), ("topk_idx",), (topk_idx,))
-        if num_experts <= 0 or num_experts % self.group_size:
+        num_experts = whole("num_experts", num_experts, least=1)
+        if num_experts % self.group_size:
             raise ArgumentError(
                 f"num_experts is {num_experts}, but it is a multiple of {self.group_size} ranks"
             )
@@ -317,10 +320,8 @@ class Buffer(LowLatency):
         """
         runtime = self._live()
         num_sms = Buffer.num_sms if config is None else require_config(config)
-        if expert_alignment < 1:
-            raise ArgumentError(f"expert_alignment is {expert_alignment}, but it is at least 1")
-        if num_worst_tokens < 0:
-            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but it is at least 0")
+        expert_alignment = whole("expert_alignment", expert_alignment, least=1)
+        worst = whole("num_worst_tokens", num_worst_tokens, most=_MOST_ROWS) or None
         if num_tokens_per_rdma_rank is not None:
             refuse_absent("num_tokens_per_rdma_rank", "ranks are of one node, so it is None")
         order = (previous_event, async_finish, allocate_on_comm_stream)
@@ -337,7 +338,7 @@ class Buffer(LowLatency):
         layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         if topk_idx is not None or topk_weights is not None:
             topk = (topk_idx, topk_weights)
-            key, worst = signature(*rows, *layout, *topk), index(num_worst_tokens) or None
+            key = signature(*rows, *layout, *topk)
             found: Checked | None = runtime.checked.get(key)
             if found is None:
                 found = runtime.keep(key, self._check(runtime, x, layout, topk, key is not None))
@@ -346,13 +347,14 @@ class Buffer(LowLatency):
             received = runtime.send(
                 rows, topk, found, is_token_in_rank, worst=worst, num_sms=num_sms, order=order
             )
-        elif num_worst_tokens:
-            raise ArgumentError(f"num_worst_tokens is {num_worst_tokens}, but topk_idx is None: it needs ids")
+        elif worst is not None:
+            raise ArgumentError(f"num_worst_tokens is {worst}, but topk_idx is None: it needs ids")
         else:
             self._refuse_exact()
             sent = rows_of(x)
             _, *by_rank = require_layout(*layout, sent.tokens.shape[0], self.group_size)
             given = (*sent, *by_rank)
+            require_on(sent.tokens.device, ("x[1]", *_LAYOUT[1:]), given[1:])
             require_readable(signature(*given), (*_names_of(x), *_LAYOUT[1:]), given)
             received = runtime.send_by_rank(sent, *by_rank, num_sms=num_sms, order=order)
         if expert_alignment > 1:
@@ -374,6 +376,7 @@ class Buffer(LowLatency):
         sent = rows_of(x)
         experts, *_ = require_layout(*layout, sent.tokens.shape[0], self.group_size)
         ids, _ = require_topk(*topk, sent.tokens.shape[0])
+        require_on(sent.tokens.device, ("x[1]", *_TOPK), (sent.scales, *topk))
         return Checked(runtime.lane_for(sent, experts, ids.shape[1]), is_plain)
 
     def _check_again(self, runtime: Runtime, x: Any, rows: Rows, routing: Routing) -> Checked:
@@ -385,6 +388,7 @@ class Buffer(LowLatency):
         if checked is None:
             self._refuse_exact()
             lane = runtime.lane_for(rows_of(x, tokens), experts, top_k)
+            require_on(routing.weights.device, _names_of(x), rows)
             checked = runtime.keep(key, Checked(lane, tensors is not None and routing.is_plain))
         require_readable(tensors, _names_of(x), rows)
         return checked
@@ -418,12 +422,14 @@ class Buffer(LowLatency):
         routing = _routing(handle)
         num_sms = Buffer.num_sms if config is None else require_config(config)
         initial = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
+        names = ("x", "topk_weights", *(_BIAS if isinstance(bias, tuple) else ("bias",))[: len(initial)])
         tensors = signature(x, topk_weights, *initial)
         key = tensors and (tensors, isinstance(bias, tuple), routing.has_topk, routing.rows, routing.topk)
         hidden = runtime.checked.get(key)
         if hidden is None:
-            hidden = runtime.keep(key, _check_answers(x, routing, topk_weights, bias))
-        names = ("x", "topk_weights", *(_BIAS if isinstance(bias, tuple) else ("bias",))[: len(initial)])
+            hidden = _check_answers(x, routing, topk_weights, bias)
+            require_on(routing.weights.device, names, (x, topk_weights, *initial))
+            runtime.keep(key, hidden)
         require_readable(tensors, names, (x, topk_weights, *initial))
         return runtime.combine(
             Answers(x, topk_weights, initial, routing),

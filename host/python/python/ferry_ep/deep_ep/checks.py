@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..scalars import shown, whole
 from ..storages import require_storage
 from ..tensors import reader_of_torch, refuse, require_plain
 from .settings import say_once
-from .tuning import Config, topk_idx_t
+from .tuning import MOST_SMS, Config, topk_idx_t
 
 __all__ = [
     "require_bias",
     "require_config",
     "require_layout",
     "require_memory",
+    "require_on",
     "require_readable",
     "require_readable_on_cpu",
     "require_rows",
@@ -73,6 +75,14 @@ def require_readable(signature: bytes | None, names: tuple[str, ...], values: tu
             require_plain(name, value)
         else:
             require_memory(name, value)
+
+
+def require_on(device: torch.device, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+    """Raises :class:`ferry_ep.TensorError` unless tensors, or ``None``, are on a device that has memory."""
+    for name, value in zip(names, values, strict=True):
+        # :func:`require_readable` refuses tensors without memory.
+        if value is not None and value.device != device and device.type != "meta":
+            raise refuse(name, f"memory of {device}", f"a tensor on {value.device}")
 
 
 def require_memory(name: str, value: Tensor) -> None:
@@ -138,13 +148,16 @@ def require_bias(bias: Any, tokens: int, hidden: int) -> None:
         require_tensor(name, each, torch.bfloat16, (tokens, hidden))
 
 
-def require_config(config: Config) -> int:
+def require_config(config: Any) -> int:
     """Returns the multiprocessors of a call, 0 for all. Says once that chunks are ignored."""
+    if not isinstance(config, Config):
+        raise ArgumentError(f"config is {shown(config)}, but it is a Config, or None")
     if config.chunks != _CHUNKS:
         say_once(
             "ferry_ep.deep_ep: chunk sizes of Config are tuning of DeepEP's kernels and have no effect here; "
             "num_sms has"
         )
-    if config.num_sms % 2:
-        raise ArgumentError(f"config.num_sms is {config.num_sms}, but it is even")
-    return config.num_sms
+    num_sms = whole("config.num_sms", config.num_sms, most=MOST_SMS)
+    if num_sms % 2:
+        raise ArgumentError(f"config.num_sms is {num_sms}, but it is even")
+    return num_sms

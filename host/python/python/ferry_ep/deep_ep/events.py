@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..scalars import shown
 from ..tensors import stream_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,12 @@ class Streams:
         allocate_on_comm_stream: bool,
     ) -> InPlace | Ordered:
         """Returns the block of a call's work, which begins now. Errors are those of :class:`Ordered`."""
-        given = None if previous_event is None else getattr(previous_event, "event", None)
+        given = None
+        if previous_event is not None:
+            if not isinstance(previous_event, EventOverlap):
+                problem = f"previous_event is {shown(previous_event)}, but it is an EventOverlap, or None"
+                raise ArgumentError(problem)
+            given = previous_event.event
         event = None if given is None else given._event
         if event is None and not async_finish and not allocate_on_comm_stream:
             found = self._in_place

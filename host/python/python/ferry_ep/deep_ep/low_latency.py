@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ClosedError
+from ..scalars import whole
 from ..tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
-from .checks import require_memory, require_readable, require_rows, require_tensor, signature
+from .checks import require_memory, require_on, require_readable, require_rows, require_tensor, signature
 from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, mark_used
 from .latency_rounds import Blocks, LatencyHandle, LatencyLane
 from .powers import pack, to_powers_of_two
@@ -100,7 +101,9 @@ class LowLatency(Absent):
             refuse_forks("low_latency_dispatch", options)
         if dispatch_wait_recv_cost_stats is not None:
             refuse_absent("dispatch_wait_recv_cost_stats", _NO_STATS)
-        most, stats = num_max_dispatch_tokens_per_rank, cumulative_local_expert_recv_stats
+        most = whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, least=1)
+        num_experts = whole("num_experts", num_experts, least=1)
+        stats = cumulative_local_expert_recv_stats
         sizes, encoding = (most, num_experts), (use_fp8, round_scale, use_ue8m0)
         tensors = signature(x, topk_idx, stats)
         key = tensors and (tensors, sizes, encoding)
@@ -150,6 +153,7 @@ class LowLatency(Absent):
             local = experts // self.group_size
             require_tensor(_STATS, stats, torch.int32, (local,))
         _require_scales(hidden, *encoding)
+        require_on(x.device, ("topk_idx", _STATS), (topk_idx, stats))
         return runtime.latency_lane(
             experts, topk_idx.shape[1], hidden, most, "fp8" if encoding[0] else "bf16"
         )
@@ -193,13 +197,15 @@ class LowLatency(Absent):
         if use_logfmt:
             refuse_absent("use_logfmt=True", "rows return as BF16: leave it False")
         given = _require_handle(handle)
+        # Of ids, and with zero_copy of rows, only the shape counts.
+        rows = None if zero_copy else x
         tensors = signature(x, topk_idx, topk_weights, out)
-        key = tensors and (tensors, given.lane.block_shape, given.topk)
+        key = tensors and (tensors, given.lane.block_shape, given.topk, zero_copy)
         if key not in runtime.checked:
             _check_answers(given, x, topk_idx, topk_weights, out)
+            require_on(given.sources.first.device, ("x", "topk_weights", "out"), (rows, topk_weights, out))
             runtime.keep(key, True)
-        # Of ids, and with zero_copy of rows, only the shape counts.
-        require_readable(tensors, ("x", "topk_weights"), (None if zero_copy else x, topk_weights))
+        require_readable(tensors, ("x", "topk_weights"), (rows, topk_weights))
         if out is not None:
             require_readable(tensors, ("out",), (out.detach(),))
         if zero_copy:
@@ -256,11 +262,9 @@ class LowLatency(Absent):
 
     def _require_sizes(self, tokens: int, most: int, experts: int) -> None:
         """Checks numbers of a dispatch."""
-        if most < 1 or tokens > most:
-            raise ArgumentError(
-                f"num_max_dispatch_tokens_per_rank is {most}, but it is at least 1, and x has {tokens} tokens"
-            )
-        if experts < 1 or experts % self.group_size:
+        if tokens > most:
+            raise ArgumentError(f"num_max_dispatch_tokens_per_rank is {most}, but x has {tokens} tokens")
+        if experts % self.group_size:
             raise ArgumentError(f"num_experts is {experts}, but it is a multiple of {self.group_size} ranks")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import config as plans
-from .._ferry import Fault, Group
+from .._ferry import Fault, Group, Plan
 from ..communicator import Communicator
 from ..errors import ArgumentError, FaultError, FerryError, InUseError, PeerGaveUp, PoisonedError
 from .checks import signature
@@ -232,6 +232,8 @@ class Runtime:
         lane = self._latency.get(key)
         if lane is None:
             config = latency_plan_of(experts, top_k, hidden, tokens, self._settings.deadline, format)
+            # Before there is a lane, and an older round is given up for it.
+            Plan(Group.simulated(self.ranks), config)
             sizes = (tokens, hidden, experts)
             lane = self._latency[key] = LatencyLane(
                 lambda: self._made(config), sizes, self.ranks, self.faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import torch
@@ -12,9 +12,17 @@ from .. import config as plans
 from .._ferry import Group, Plan
 from ..errors import ArgumentError, PlanError
 from ..fields import with_fields
+from ..scalars import whole
 from .settings import Settings
 
-__all__ = ["DEFAULT_TOKENS", "Config", "fitting_tokens", "latency_plan_of", "latency_window_bytes"]
+__all__ = [
+    "DEFAULT_TOKENS",
+    "MOST_SMS",
+    "Config",
+    "fitting_tokens",
+    "latency_plan_of",
+    "latency_window_bytes",
+]
 __all__ += ["plan_of", "topk_idx_t"]
 
 #: Type of expert ids.
@@ -22,6 +30,8 @@ topk_idx_t = torch.int64
 #: Tokens of a rank for which :meth:`Config.get_nvl_buffer_size_hint` asks for room, unless
 #: ``FERRY_DEEP_EP_MAX_TOKENS`` is set.
 DEFAULT_TOKENS = 4096
+#: Most multiprocessors of a call.
+MOST_SMS = (1 << 32) - 1
 #: Most tokens that are tried for a buffer.
 _MOST_TOKENS = 1 << 24
 #: Most top-k slots of a plan (:class:`ferry_ep.Config`), and local experts for which the hint has room.
@@ -46,8 +56,9 @@ class Config:
     """Ignored."""
 
     def __post_init__(self) -> None:
-        if self.num_sms < 0:
-            raise ArgumentError(f"num_sms is {self.num_sms}, but it is at least 0")
+        self.num_sms = whole("num_sms", self.num_sms, most=MOST_SMS)
+        for each in fields(self)[1:]:
+            setattr(self, each.name, whole(each.name, getattr(self, each.name)))
         for kind in ("nvl", "rdma"):
             sent = getattr(self, f"num_max_{kind}_chunked_send_tokens")
             received = getattr(self, f"num_max_{kind}_chunked_recv_tokens")
