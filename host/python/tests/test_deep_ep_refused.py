@@ -266,3 +266,38 @@ def test_refused_calls_give_up_no_round(given, case):
         for mode, opened in ((normal, given.dispatched), (low_latency, sent)):
             for rows, handle in opened:
                 mode.combine(given.buffer, given.tokens, 0, rows, handle)
+
+
+def hook_of_a_dispatch(given, what):
+    rows, counts, *_ = given.low_latency(
+        cumulative_local_expert_recv_stats=given.stats, return_recv_hook=True
+    )
+    return {"rows": rows, "counts": counts, "stats": given.stats}[what]
+
+
+def hook_of_a_combine(given, what):
+    rows, _, handle, _, _ = given.low_latency()
+    sums, _, _ = given.buffer.low_latency_combine(
+        rows, given.ids, given.weights, handle, return_recv_hook=True
+    )
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("send", "what"),
+    [
+        (hook_of_a_dispatch, "rows"),
+        (hook_of_a_dispatch, "counts"),
+        (hook_of_a_dispatch, "stats"),
+        (hook_of_a_combine, "sums"),
+    ],
+)
+def test_a_hook_that_fails_in_destroy_closes_all(given, send, what):
+    runtime = given.buffer.runtime
+    given.dispatch()
+    send(given, what).untyped_storage().resize_(0)
+    with pytest.raises(ferry.FerryError):
+        given.buffer.destroy()
+    assert all(each.closed for each in runtime.communicators)
+    assert given.buffer.runtime is None
+    given.buffer.destroy()

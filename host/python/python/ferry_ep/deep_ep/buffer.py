@@ -175,8 +175,8 @@ class Buffer(LowLatency):
         older torch after :meth:`assume_no_graphs`. What is left in the end is said at exit. Without such
         communicators a second call does nothing.
 
-        Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, and as
-        :meth:`ferry_ep.Communicator.close`.
+        Raises :class:`ferry_ep.ArgumentError` without ``explicitly_destroy``, as
+        :meth:`ferry_ep.Communicator.close`, and, once all is closed, as a hook that it called.
         """
         if not self.explicitly_destroy:
             raise ArgumentError("explicitly_destroy is False, but destroy needs a Buffer made with True")
@@ -184,7 +184,7 @@ class Buffer(LowLatency):
         if closing is not None:
             is_closed = closing.close()
             self.runtime, self._left = None, None if is_closed else closing
-            closing.faults.require_none()
+            closing.require_no_failure()
 
     def check(self) -> list[Fault]:
         """Returns input faults that this rank's calls met, the first of each kind since the last call of

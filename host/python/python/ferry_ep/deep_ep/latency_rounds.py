@@ -209,6 +209,17 @@ class _Round:
             mark_used(device, *used)
         self._begin(halves)
 
+    def receive_nothing(self) -> None:
+        """Ends the call whose hook failed, without its results. Collective."""
+        communicator, self.hook = self.communicator, None
+        if communicator.round == "dispatch sent":
+            like = torch.empty(0, dtype=torch.bfloat16, device=self.memory.device)
+            communicator.dispatch_wait(out=communicator.outputs(like, id_type="i64"))
+        elif communicator.round == "combine sent":
+            opened = communicator._open
+            communicator._open = None if opened is None else opened._replace(written=[])
+            communicator.combine_wait()
+
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
         """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
         if self._outputs is None and self.is_direct:
@@ -370,21 +381,31 @@ class LatencyLane(Rounds[_Round]):
             opened.graphs.note()
         return out, hook
 
-    def end(self) -> None:
-        """Calls hooks that were not called, and gives up all open rounds. Collective."""
+    def end(self) -> list[Exception]:
+        """Calls hooks that were not called, and gives up all open rounds. Collective. Returns why hooks
+        failed, which stops no round from ending.
+        """
+        failed: list[Exception] = []
         for each in self._all:
             if each.communicator.closed:
                 continue
             # A communicator that gave up waits for nobody, and is closed as it is.
             with suppress(FaultError, PeerGaveUp, PoisonedError):
                 if each.hook is not None:
-                    each.hook()
+                    try:
+                        each.hook()
+                    except (FaultError, PeerGaveUp, PoisonedError):
+                        raise
+                    except Exception as error:
+                        failed.append(error)
+                        each.receive_nothing()
                 each.begin(IN_CURRENT)
                 if each.communicator.round == "dispatched":
                     each.communicator.give_up()
                 self._faults.note(each.communicator, each.communicator.synchronize())
             each.handle = None
         self._open.clear()
+        return failed
 
     def _acquire(self, ordered: InPlace | Ordered) -> _Round:
         """Begins the call of a round that is not open: an idle one, a new one, or the oldest open one, given

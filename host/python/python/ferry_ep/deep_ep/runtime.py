@@ -94,6 +94,8 @@ class Runtime:
         self.checked: dict[Any, Any] = {}
         self.streams = Streams()
         self.faults = Faults(settings.is_strict)
+        #: Why hooks failed that :meth:`close` called.
+        self._failed: list[Exception] = []
 
     def keep(self, key: Any, found: Found) -> Found:
         """Keeps the result of a check by all that it depends on, and returns it; ``None`` is no key."""
@@ -130,7 +132,7 @@ class Runtime:
         for lane in self._normal:
             lane.end(self.streams.last)
         for latency in self._latency.values():
-            latency.end()
+            self._failed += latency.end()
         held = [each for each in self._held if not each.communicator.closed]
         refused: list[FerryError] = []
         left: list[Held] = []
@@ -154,6 +156,13 @@ class Runtime:
         if not left and self._own is not None:
             self._own.close()
         return not left
+
+    def require_no_failure(self) -> None:
+        """Raises what :meth:`close` has met and no call has raised."""
+        failed, self._failed = self._failed, []
+        if failed:
+            raise failed[0]
+        self.faults.require_none()
 
     def _have_ended(self, held: list[Held]) -> list[bool]:
         """Waits for the work of communicators. Returns of which of them all graphs have ended, on all ranks
