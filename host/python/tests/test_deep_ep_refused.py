@@ -301,3 +301,27 @@ def test_a_hook_that_fails_in_destroy_closes_all(given, send, what):
     assert all(each.closed for each in runtime.communicators)
     assert given.buffer.runtime is None
     given.buffer.destroy()
+
+
+def test_handles_of_other_buffers(given):
+    rows, _, handle, _, _ = given.low_latency()
+    other = given.of.buffer(0, low_latency_mode=True)
+    with pytest.raises(ferry.ArgumentError, match="handle is of another Buffer"):
+        other.low_latency_combine(rows, given.ids, given.weights, handle)
+    with pytest.raises(ferry.ArgumentError, match="handle is of another Buffer"):
+        other.get_next_low_latency_combine_buffer(handle)
+    assert not other.runtime.communicators
+    given.buffer.low_latency_combine(rows, given.ids, given.weights, handle)
+
+
+def test_handles_of_other_groups(given):
+    rows, *_, handle, _ = given.dispatch()
+    # Of a rank of another number, or of another number of ranks.
+    for rank in (0, 1):
+        buffer = World(2).buffer(rank)
+        named = f"handle is of rank 0 of 1, but this is a Buffer of rank {rank} of 2"
+        with pytest.raises(ferry.ArgumentError, match=named):
+            buffer.combine(rows, tuple(handle))
+        with pytest.raises(ferry.ArgumentError, match=named):
+            buffer.dispatch(given.x, handle=handle)
+        assert not buffer.runtime.communicators

@@ -331,7 +331,7 @@ class Buffer(LowLatency):
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ArgumentError("handle is given, and topk_idx or topk_weights, too: the handle has them")
-            routing = _routing(handle)
+            routing = self._routing(handle)
             checked = self._check_again(runtime, x, rows, routing)
             again, event = runtime.send_again(rows, routing, checked, num_sms=num_sms, order=order)
             return again, None, None, None, None, event
@@ -393,6 +393,21 @@ class Buffer(LowLatency):
         require_readable(tensors, _names_of(x), rows)
         return checked
 
+    def _routing(self, handle: Any) -> Routing:
+        """Returns what a handle, or a tuple of its six parts, has for the buffer."""
+        if isinstance(handle, Handle):
+            routing = handle.routing
+        elif isinstance(handle, (tuple, list)) and len(handle) == 6 and isinstance(handle[5], Routing):
+            routing = handle[5]
+        else:
+            raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
+        if (routing.rank, routing.ranks) != (self.rank, self.group_size):
+            raise ArgumentError(
+                f"handle is of rank {routing.rank} of {routing.ranks}, but this is a Buffer of rank {self.rank} "
+                f"of {self.group_size}: give it the handle of a dispatch of its own"
+            )
+        return routing
+
     def combine(
         self,
         x: Tensor,
@@ -419,7 +434,7 @@ class Buffer(LowLatency):
         and as :meth:`ferry_ep.Communicator.combine`.
         """
         runtime = self._live()
-        routing = _routing(handle)
+        routing = self._routing(handle)
         num_sms = Buffer.num_sms if config is None else require_config(config)
         initial = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
         names = ("x", "topk_weights", *(_BIAS if isinstance(bias, tuple) else ("bias",))[: len(initial)])
@@ -456,12 +471,3 @@ def _check_answers(x: Any, routing: Routing, topk_weights: Any, bias: Any) -> in
     hidden: int = x.shape[1]
     require_bias(bias, tokens, hidden)
     return hidden
-
-
-def _routing(handle: Any) -> Routing:
-    """Returns what a handle, or a tuple of its six parts, has for the buffer."""
-    if isinstance(handle, Handle):
-        return handle.routing
-    if isinstance(handle, (tuple, list)) and len(handle) == 6 and isinstance(handle[5], Routing):
-        return handle[5]
-    raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)

@@ -44,6 +44,8 @@ class Routing:
     """Handle of the stream of the dispatch, on which its tensors were made; 0 on the CPU."""
     rank: int
     """Rank that made it."""
+    ranks: int
+    """Ranks of its group."""
     weights: Tensor
     """f32 ``[rows, top_k]``, any values: what a combine returns if the caller asks for no weights."""
     _ids: Tensor | None = None

@@ -196,7 +196,7 @@ class LowLatency(Absent):
             refuse_absent("combine_wait_recv_cost_stats", _NO_STATS)
         if use_logfmt:
             refuse_absent("use_logfmt=True", "rows return as BF16: leave it False")
-        given = _require_handle(handle)
+        given = _require_handle(runtime, handle)
         # Of ids, and with zero_copy of rows, only the shape counts.
         rows = None if zero_copy else x
         tensors = signature(x, topk_idx, topk_weights, out)
@@ -237,8 +237,8 @@ class LowLatency(Absent):
         """Returns memory for the rows of a combine with ``zero_copy``, bfloat16 ``[local_experts, B,
         hidden]``, not cleared: a tensor of the handle's, which the combine copies from. Not collective.
         """
-        self._require_low_latency("get_next_low_latency_combine_buffer")
-        given = _require_handle(handle)
+        runtime = self._require_low_latency("get_next_low_latency_combine_buffer")
+        given = _require_handle(runtime, handle)
         if given.scratch is None:
             device = given.sources.first.device
             given.scratch = torch.empty(given.block_shape, dtype=torch.bfloat16, device=device)
@@ -308,10 +308,14 @@ def _mode_of(written: Tensor) -> AbstractContextManager[Any]:
     return torch.inference_mode() if written.is_inference() else nullcontext()
 
 
-def _require_handle(handle: Any) -> LatencyHandle:
+def _require_handle(runtime: Runtime, handle: Any) -> LatencyHandle:
     if not isinstance(handle, LatencyHandle):
         wanted = "the handle that a low_latency_dispatch returned, not a tuple of its parts"
         raise refuse("handle", wanted, type(handle).__name__)
+    if not handle.lane.is_of(runtime.faults):
+        raise ArgumentError(
+            "handle is of another Buffer, but the combine of a low-latency dispatch is made with its own"
+        )
     return handle
 
 

@@ -74,7 +74,8 @@ class Round:
     """A communicator, and the routing of its open round."""
 
     def __init__(self, communicator: Communicator, faults: Faults) -> None:
-        self.communicator, self.rank, self._faults = communicator, communicator.rank, faults
+        self.communicator, self._faults = communicator, faults
+        self.rank, self.ranks = communicator.rank, communicator.plan.ranks
         self.handle: Routing | None = None
         self.graphs = Graphs(communicator)
         #: Whether calls with plain tensors need no description.
@@ -253,6 +254,10 @@ class Rounds(Generic[Kept]):
         #: Open rounds, the oldest first.
         self._open: list[Kept] = []
 
+    def is_of(self, faults: Faults) -> bool:
+        """Returns whether they are of the buffer with these faults."""
+        return self._faults is faults
+
     @property
     def all(self) -> list[Kept]:
         """Rounds that were made so far, open or not."""
@@ -377,6 +382,7 @@ class Lane(Rounds[Round]):
                 is_plain=is_plain,
                 made_on=halves.handle,
                 rank=opened.rank,
+                ranks=opened.ranks,
                 weights=arrived[3],
             )
             opened.handle = routing
