@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ferry_ep as ferry
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -143,3 +144,29 @@ def test_tensors_that_a_wait_fills_are_still_there(of):
     with pytest.raises(ferry.TensorError, match="tensor combined: wanted a storage of"):
         rank.combine_wait()
     assert rank.round == "combine sent"
+
+
+def shrunk_array():
+    array = np.ones(1 << 12, dtype=np.float32)
+    view = array[:]
+    array.resize((1,), refcheck=False)
+    return view
+
+
+def reversed_beyond():
+    return np.lib.stride_tricks.as_strided(np.ones(4, dtype=np.float32), (3,), (-4,))
+
+
+def freed_tensor():
+    return freed(torch.ones(64))
+
+
+@pytest.mark.parametrize("make", [shrunk_array, reversed_beyond, freed_tensor])
+@pytest.mark.parametrize("nested", [lambda given: given, lambda given: [given], lambda given: ((given,),)])
+def test_bits_of_arrays_without_memory(make, nested):
+    for convert in (ferry.to_bf16, ferry.from_bf16):
+        with pytest.raises(
+            ferry.TensorError, match=r"(values|bits): wanted a (storage|view that ends within)"
+        ):
+            convert(nested(make()))
+    assert ferry.to_bf16([np.ones(4)[::-1], torch.ones(4)]).tolist() == [[16256] * 4] * 2

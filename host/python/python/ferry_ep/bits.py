@@ -11,7 +11,7 @@ from .memory import PLAIN, View
 from .outputs import DispatchOutput
 from .scalars import number, shown, whole
 from .storages import require_storage
-from .tensors import describe, elements_of, scales_of
+from .tensors import describe, elements_of, require_numpy_memory, scales_of
 
 if TYPE_CHECKING:
     from ._ferry import Plan
@@ -65,9 +65,7 @@ def _array(name: str, given: Any, wanted: str) -> Any:
     """Returns an array of NumPy of a CPU array."""
     import numpy
 
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(given, torch.Tensor):
-        require_storage(name, given)
+    _require_memory(name, given)
     try:
         array = None if given is None else numpy.asarray(given)
     except TensorError:
@@ -77,6 +75,22 @@ def _array(name: str, given: Any, wanted: str) -> Any:
     if array is None or array.dtype == object:
         raise refuse(name, f"an array of {wanted}", f"{type(given).__name__}")
     return array
+
+
+def _require_memory(name: str, given: Any) -> None:
+    """Raises :class:`ferry_ep.TensorError` if an array of torch or NumPy, or one in a list, has less memory
+    than its shape says.
+    """
+    import numpy
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        require_storage(name, given)
+    elif isinstance(given, numpy.ndarray):
+        require_numpy_memory(name, given)
+    elif isinstance(given, (list, tuple)):
+        for each in given:
+            _require_memory(name, each)
 
 
 def decode(

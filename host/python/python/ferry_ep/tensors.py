@@ -26,6 +26,7 @@ __all__ = [
     "reader_of",
     "reader_of_torch",
     "refuse",
+    "require_numpy_memory",
     "require_plain",
     "scales_of",
     "stream_of",
@@ -342,16 +343,26 @@ def _of_numpy(name: str, value: Any, wanted: str) -> Described:
     if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
         raise refuse(name, "plain values: call filled()", "a masked array")
     found = _of_interface(name, value, value.__array_interface__, value.dtype.name, wanted, "cpu")
-    # A view may be longer than its memory by now, or by as_strided.
+    require_numpy_memory(name, value)
+    return found
+
+
+def require_numpy_memory(name: str, value: Any) -> None:
+    """Raises :class:`TensorError` for an array of NumPy that is longer than its memory: a view may be by now,
+    or by ``as_strided``.
+    """
     owner: Any = value
     while hasattr(owner, "__array_interface__") and getattr(owner, "base", None) is not None:
         owner = owner.base
     there = _memory_of(owner)
-    if there is not None and owner is not value and 0 not in found.shape:
+    if there is not None and owner is not value and value.size:
         begin, end = there
-        if not (begin <= found.address and found.address + found.tensor().nbytes <= end):
+        first = value.__array_interface__["data"][0]
+        steps = [(size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)]
+        last = first + sum(step for step in steps if step > 0) + value.itemsize
+        first += sum(step for step in steps if step < 0)
+        if not (begin <= first and last <= end):
             raise refuse(name, "a view that ends within its array", "a longer one, of freed or other memory")
-    return found
 
 
 def _memory_of(owner: Any) -> tuple[int, int] | None:

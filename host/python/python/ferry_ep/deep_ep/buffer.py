@@ -403,8 +403,8 @@ class Buffer(LowLatency):
             raise refuse("handle", "the handle of a dispatch of ferry_ep.deep_ep", type(handle).__name__)
         if (routing.rank, routing.ranks) != (self.rank, self.group_size):
             raise ArgumentError(
-                f"handle is of rank {routing.rank} of {routing.ranks}, but this is a Buffer of rank {self.rank} "
-                f"of {self.group_size}: give it the handle of a dispatch of its own"
+                f"handle is of rank {routing.rank} of {routing.ranks}, but this is a Buffer of rank "
+                f"{self.rank} of {self.group_size}: give it the handle of a dispatch of its own"
             )
         return routing
 
