@@ -59,6 +59,15 @@ def test_wrong_arguments_of_a_buffer(monkeypatch):
         deep_ep.Buffer(None, 1 << 20)
     with pytest.raises(ferry.ArgumentError, match="num_nvl_bytes is -1"):
         deep_ep.Buffer(member(), -1, connect=never)
+    for name in ("num_nvl_bytes", "num_rdma_bytes"):
+        for value in (None, "5", 2.5):
+            options = {"num_nvl_bytes": 1 << 20, "low_latency_mode": True} | {name: value}
+            with pytest.raises(ferry.ArgumentError, match=f"{name} is {value!r}"):
+                deep_ep.Buffer(member(), connect=never, **options)
+    with pytest.raises(ferry.ArgumentError, match="new_num_sms is 2.0"):
+        deep_ep.Buffer.set_num_sms(2.0)
+    with pytest.raises(ferry.ArgumentError, match="num_experts is 4.0"):
+        deep_ep.Buffer(member(), 0, connect=never).get_dispatch_layout(good()["topk_idx"], 4.0)
     with pytest.raises(ferry.ArgumentError, match="new_num_sms is 7"):
         deep_ep.Buffer.set_num_sms(7)
     if not torch.cuda.is_available():
@@ -78,6 +87,12 @@ def test_wrong_arguments_of_a_buffer(monkeypatch):
         ("FERRY_DEEP_EP_MAX_TOKENS", "0"),
         ("FERRY_DEEP_EP_MAX_TOKENS", "1.5"),
         ("FERRY_DEEP_EP_DEADLINE", "-1"),
+        ("FERRY_DEEP_EP_MAX_TOKENS", "inf"),
+        ("FERRY_DEEP_EP_MAX_TOKENS", "1e400"),
+        ("FERRY_DEEP_EP_MAX_TOKENS", "nan"),
+        ("FERRY_DEEP_EP_DEADLINE", "inf"),
+        ("FERRY_DEEP_EP_DEADLINE", "nan"),
+        ("FERRY_DEEP_EP_DEADLINE", "90000"),
         ("FERRY_DEEP_EP_DEADLINE", "soon"),
     ):
         with monkeypatch.context() as context:
@@ -95,6 +110,18 @@ def test_wrong_configurations():
     ):
         with pytest.raises(ferry.ArgumentError, match=match):
             deep_ep.Config(*arguments)
+    for arguments, match in (
+        ((2.0,), "num_sms is 2.0"),
+        ((20, "1"), "num_max_nvl_chunked_send_tokens is '1'"),
+    ):
+        with pytest.raises(ferry.ArgumentError, match=match):
+            deep_ep.Config(*arguments)
+    for bytes_, ranks, match in (("3", 2, "hidden_bytes is '3'"), (128, None, "num_ranks is None")):
+        with pytest.raises(ferry.ArgumentError, match=match):
+            deep_ep.Config().get_nvl_buffer_size_hint(bytes_, ranks)
+    for tokens, experts, match in (("8", 4, "per_rank is '8'"), (8, None, "num_experts is None")):
+        with pytest.raises(ferry.ArgumentError, match=match):
+            deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, 512, 2, experts)
     with pytest.raises(ferry.PlanError, match="hidden"):
         deep_ep.Config().get_nvl_buffer_size_hint(1 << 30, 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 
@@ -325,3 +326,11 @@ def test_handles_of_other_groups(given):
         with pytest.raises(ferry.ArgumentError, match=named):
             buffer.dispatch(given.x, handle=handle)
         assert not buffer.runtime.communicators
+
+
+def test_copies_of_handles(given):
+    for mode in (Mode(False), Mode(True)):
+        for copied in (copy.copy, copy.deepcopy):
+            rows, handle = mode.send(given.buffer, given.tokens, 0)
+            wanted = mode.combine(given.buffer, given.tokens, 0, rows, copied(handle))
+            rig.same(mode.combine(given.buffer, given.tokens, 0, rows, handle), wanted)

@@ -77,6 +77,14 @@ class LatencyHandle(tuple[Any, ...]):
         """Shape of the rows: local experts, rows of each, hidden size."""
         return self.lane.block_shape
 
+    def __copy__(self) -> Self:
+        """Returns itself: its round is that of this object."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Returns itself."""
+        return self
+
     def __eq__(self, other: object) -> bool:
         """Whether both are of one dispatch."""
         return self is other

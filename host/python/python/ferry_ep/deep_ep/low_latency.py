@@ -49,7 +49,8 @@ class LowLatency(Absent):
 
         Raises :class:`ferry_ep.PlanError` for sizes that no plan has.
         """
-        tokens = num_max_dispatch_tokens_per_rank
+        tokens = whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank)
+        num_experts = whole("num_experts", num_experts)
         return -(-latency_window_bytes(tokens, hidden, num_ranks, num_experts) // 128) * 128
 
     def clean_low_latency_buffer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -12,6 +13,8 @@ from ..errors import ArgumentError
 
 __all__ = ["Settings", "say_once"]
 
+#: Shortest and longest deadline of a plan in seconds.
+_LEAST_DEADLINE, _MOST_DEADLINE = 1e-9, 86400.0
 _said: set[str] = set()
 _lock = threading.Lock()
 
@@ -39,10 +42,10 @@ class Settings:
     @staticmethod
     def read() -> Settings:
         """Reads the environment. Raises :class:`ferry_ep.ArgumentError` for a value that is not one."""
-        tokens = _number("FERRY_DEEP_EP_MAX_TOKENS", "")
+        tokens = _number("FERRY_DEEP_EP_MAX_TOKENS", 0.0, 1.0)
         return Settings(
-            max_tokens=None if tokens is None else int(tokens),
-            deadline=_number("FERRY_DEEP_EP_DEADLINE", "100") or 100.0,
+            max_tokens=int(tokens) or None,
+            deadline=_number("FERRY_DEEP_EP_DEADLINE", 100.0, _LEAST_DEADLINE, _MOST_DEADLINE),
             is_strict=_flag("FERRY_DEEP_EP_STRICT"),
             is_exact=_flag("FERRY_DEEP_EP_EXACT"),
             sums_weights=_flag("FERRY_DEEP_EP_SUM_WEIGHTS"),
@@ -74,14 +77,17 @@ def _flag(name: str) -> bool:
     return value == "1"
 
 
-def _number(name: str, default: str) -> float | None:
-    value = os.environ.get(name) or default
+def _number(name: str, default: float, least: float, most: float = math.inf) -> float:
+    """Returns a number above 0, of tokens a whole one; ``default`` if it is not set."""
+    value = os.environ.get(name)
     if not value:
-        return None
+        return default
     try:
         number = float(value)
     except ValueError:
         number = 0.0
-    if not number > 0 or (name.endswith("TOKENS") and number != int(number)):
-        raise ArgumentError(f"{name} is {value!r}, but it is a number above 0")
+    is_whole = number.is_integer() or not name.endswith("TOKENS")
+    if not (math.isfinite(number) and least <= number <= most and is_whole):
+        limit = "" if most == math.inf else f" and at most {most:.0f}"
+        raise ArgumentError(f"{name} is {value!r}, but it is a number above 0{limit}")
     return number

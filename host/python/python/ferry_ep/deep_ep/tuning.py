@@ -81,6 +81,8 @@ class Config:
 
         Raises :class:`ferry_ep.ArgumentError` for a size that no plan has.
         """
+        hidden_bytes = whole("hidden_bytes", hidden_bytes)
+        num_ranks = whole("num_ranks", num_ranks, least=1)
         tokens = Settings.read().max_tokens or DEFAULT_TOKENS
         bytes_ = _window_bytes(num_ranks, -(-hidden_bytes // 16) * 8, tokens, "bf16")
         with suppress(PlanError):
