@@ -64,9 +64,9 @@ def test_wrong_arguments_of_a_buffer(monkeypatch):
             options = {"num_nvl_bytes": 1 << 20, "low_latency_mode": True} | {name: value}
             with pytest.raises(ferry.ArgumentError, match=f"{name} is {value!r}"):
                 deep_ep.Buffer(member(), connect=never, **options)
-    with pytest.raises(ferry.ArgumentError, match="new_num_sms is 2.0"):
+    with pytest.raises(ferry.ArgumentError, match=r"new_num_sms is 2\.0"):
         deep_ep.Buffer.set_num_sms(2.0)
-    with pytest.raises(ferry.ArgumentError, match="num_experts is 4.0"):
+    with pytest.raises(ferry.ArgumentError, match=r"num_experts is 4\.0"):
         deep_ep.Buffer(member(), 0, connect=never).get_dispatch_layout(good()["topk_idx"], 4.0)
     with pytest.raises(ferry.ArgumentError, match="new_num_sms is 7"):
         deep_ep.Buffer.set_num_sms(7)
