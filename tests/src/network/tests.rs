@@ -1,6 +1,7 @@
 //! Tests of the launch, with a program that only says how it was started.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use super::*;
 
