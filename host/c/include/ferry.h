@@ -934,12 +934,12 @@ ferry_status ferry_synchronize(const ferry_communicator *communicator, void *str
 // not be freed is leaked. Collective. Synchronises.
 ferry_status ferry_communicator_close(ferry_communicator **communicator);
 
-// Frees the handle without waiting for other ranks and sets `*communicator` to NULL, for a process that is
-// about to end. If all ranks of the group are in this process, each stream of this rank's calls was
-// passed to ferry_synchronize since, and none of the calls was captured, the memory is freed, which
-// synchronises. Otherwise it is leaked: running kernels go on, and graphs may be launched. A group with
-// such graphs cannot be closed (FERRY_IN_USE): those of ferry_graph_capture until they are freed, others
-// for ever. Not collective.
+// Frees the handle without waiting for other ranks and sets `*communicator` to NULL, for a rank that cannot
+// go on, or a process that is about to end. If all ranks of the group are in this process, each stream of
+// this rank's calls was passed to ferry_synchronize since, and none of the calls was captured, the memory
+// is freed, which synchronises. Otherwise it is leaked: running kernels go on, and graphs may be launched.
+// A group with such graphs cannot be closed (FERRY_IN_USE): those of ferry_graph_capture until they are
+// freed, others for ever. Not collective.
 ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 
 // Sets the most multiprocessors that the kernels of later calls occupy, until the next call of it; 0 for as
