@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import ferry_ep as ferry
 import pytest
@@ -203,7 +205,15 @@ def test_what_is_left_is_said_once_at_exit():
         "of.run(run)\n"
         "of.made.clear()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    # The rig is a module beside this one.
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines() == [
         "ferry_ep.deep_ep: 2 communicators of buffers that were destroyed before their CUDA graphs were not "
