@@ -24,8 +24,8 @@ pub mod wire;
 mod work;
 
 pub use combine::{combine, combine_async, combine_wait, give_up};
-pub use dispatch::counts::dispatch_counts;
-pub use dispatch::numbering::block::BLOCK_MEMORY_BYTES;
+pub use dispatch::receive::host_counts::dispatch_counts;
+pub use dispatch::send::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
 pub use local::combine::combine_local;
 pub use local::dispatch::dispatch_local;

@@ -3,12 +3,12 @@
 
 use ferry_layout::{NOT_ROUTED, scale_placement};
 
-use crate::dispatch::ids::{IdVector, VECTOR_IDS, read_id, read_id_vector};
-use crate::dispatch::shared::SharedGroup;
+use crate::dispatch::launch::Dispatch;
+use crate::dispatch::place::shared::SharedGroup;
+use crate::dispatch::send::ids::{IdVector, VECTOR_IDS, read_id, read_id_vector};
 use crate::local::numbering::{BlockNumbering, PerExpert, VECTOR_WORDS};
 use crate::local::tables::{self, Ends};
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::Launch;
 
 use core::array::from_fn;
 
@@ -144,8 +144,8 @@ impl BlockNumbering {
     /// the experts' entries of the user's tables. Returns the ends of all rows, and of all blocks of scales.
     /// One warp, after the [counts](Self::count); a barrier must follow.
     #[inline(always)]
-    pub fn find_rows<M: Machine>(self, launch: &Launch<M>, shared: SharedGroup) -> Ends {
-        let (machine, common) = (launch.machine, launch.common);
+    pub fn find_rows<M: Machine>(self, dispatch: &Dispatch<M>, shared: SharedGroup) -> Ends {
+        let (machine, common) = (dispatch.machine, dispatch.common);
         let is_tiled = common.shape.has_tiled_scales();
         let writes_tables = machine.warp_position().block == 0;
         let (mut rows, mut blocks) = (shared.rows, scale_placement::blocks(shared.rows));
@@ -153,7 +153,7 @@ impl BlockNumbering {
         while first < self.experts {
             let expert = |lane: u32, index: usize| first + EACH as u32 * lane + index as u32;
             let counts = machine.lanes(|lane| {
-                from_fn::<u32, EACH, _>(|index| self.rows_of(launch, expert(lane, index)))
+                from_fn::<u32, EACH, _>(|index| self.rows_of(dispatch, expert(lane, index)))
             });
             let of_lane = |lane| machine.own(counts, lane);
             let (rows_before, more_rows) =
@@ -183,7 +183,7 @@ impl BlockNumbering {
                         machine.store_block(self.at(PerExpert::ToScales, expert), to_scales);
                     }
                     if writes_tables {
-                        tables::describe(launch, shared.groups + expert, row, block);
+                        tables::describe(dispatch, shared.groups + expert, row, block);
                     }
                     row += count;
                     if is_tiled {
@@ -201,12 +201,12 @@ impl BlockNumbering {
     /// The rows of an expert, including those that align the next one's; none if there is no such expert. For
     /// one lane.
     #[inline(always)]
-    fn rows_of<M: Machine>(self, launch: &Launch<M>, expert: u32) -> u32 {
+    fn rows_of<M: Machine>(self, dispatch: &Dispatch<M>, expert: u32) -> u32 {
         if expert >= self.experts {
             return 0;
         }
-        let rows = self.count_of(launch.machine, expert);
-        launch.common.row.padded(rows)
+        let rows = self.count_of(dispatch.machine, expert);
+        dispatch.common.row.padded(rows)
     }
 
     /// Assignments to an expert, once all are [counted](Self::count). For one lane.

@@ -4,14 +4,12 @@ use ferry_layout::{
     Counter, DispatchArgs, DispatchOptions, Header, Kernel, OVERFLOWED, Table, assignment_index,
 };
 
-use crate::dispatch::entries;
-use crate::dispatch::ids::read_id;
-use crate::dispatch::offsets::wait_for_offsets;
-use crate::dispatch::padding::Groups;
-use crate::dispatch::route::{read_weights, report_duplicates, report_invalid};
-use crate::dispatch::shared::SharedGroup;
-use crate::dispatch::{keep_tokens, read_tokens};
-use crate::dispatch::{pass_through, scales};
+use crate::dispatch::launch::Dispatch;
+use crate::dispatch::launch::read_tokens;
+use crate::dispatch::place::padding::Groups;
+use crate::dispatch::place::shared::SharedGroup;
+use crate::dispatch::send::ids::read_id;
+use crate::dispatch::send::route::read_weights;
 use crate::local::counting::Ids;
 use crate::local::numbering::BlockNumbering;
 use crate::local::tables;
@@ -51,71 +49,72 @@ pub fn dispatch_local<M: Machine>(
         wide_ids: numbering.is_wide,
         ..Launch::begun(machine, common, Kernel::LocalDispatch, tokens, loading)
     };
-    launch.check()?;
-    launch.end(number_and_place(
-        &launch, args, options, numbering, ids, first, items,
-    ))
+    let dispatch = Dispatch {
+        launch,
+        args,
+        options,
+    };
+    dispatch.check()?;
+    dispatch.end(number_and_place(&dispatch, numbering, ids, first, items))
 }
 
 /// Numbers the assignments of this block's tokens, and puts the tokens into their places, this warp's items:
 /// `first`, then `items`.
 #[inline(always)]
 fn number_and_place<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
+    dispatch: &Dispatch<M>,
     numbering: BlockNumbering,
     ids: Ids<M>,
     first: [Option<ReadItem<M::Lanes<u32>>>; 2],
     mut items: impl Iterator<Item = ReadItem<M::Lanes<u32>>>,
 ) -> Result<(), Aborted> {
-    let (machine, common) = (launch.machine, launch.common);
+    let (machine, common) = (dispatch.machine, dispatch.common);
     let position = machine.warp_position();
     if position.warp() == 0 {
         machine.leave(Counter::CombineTickets, 0);
-        if options.tokens_on_device != 0 {
-            keep_tokens(launch);
+        if dispatch.options.tokens_on_device != 0 {
+            dispatch.keep_tokens();
         }
     }
     let [first, mut following] = first;
-    let mut current = first.map(|read| route(launch, numbering, read));
-    let shared = SharedGroup::of(common, options, launch.tokens);
+    let mut current = first.map(|read| route(dispatch, numbering, read));
+    let shared = dispatch.shared_group(dispatch.tokens);
     let everywhere = Partition {
         index: position.warp(),
         of: position.warps(),
     };
-    shared.write(launch, args, options, everywhere);
+    shared.write(dispatch, everywhere);
     numbering.count(machine, ids, || {
         // The first item's payload is loaded while the assignments are numbered, and not before the ids.
-        load(launch, options, current.and_then(|item| item.part(launch)));
+        load(dispatch, current.and_then(|item| item.part(dispatch)));
     });
-    note(launch, args, options, current);
+    note(dispatch, current);
     machine.block_barrier();
     let is_first = position.index == 0;
-    let ends = is_first.then(|| numbering.find_rows(launch, shared));
+    let ends = is_first.then(|| numbering.find_rows(dispatch, shared));
     machine.block_barrier();
     if is_first {
-        numbering.number(launch, args);
+        numbering.number(dispatch);
     }
     machine.block_barrier();
     if let (Some(ends), 0) = (ends, position.block) {
-        tables::end(launch, args, shared, ends);
-        groups_of(launch, args, options, numbering, shared).describe();
+        tables::end(dispatch, shared, ends);
+        groups_of(dispatch, numbering, shared).describe();
     }
     while let Some(item) = current {
-        current = following.map(|read| route(launch, numbering, read));
-        note(launch, args, options, current);
+        current = following.map(|read| route(dispatch, numbering, read));
+        note(dispatch, current);
         following = items.next();
-        let loads_next = current.and_then(|item| item.part(launch));
-        place_item(launch, args, options, numbering, item, loads_next);
+        let loads_next = current.and_then(|item| item.part(dispatch));
+        place_item(dispatch, numbering, item, loads_next);
     }
     if common.shape.has_tiled_scales() {
-        wait_for_offsets(launch)?;
-        scales::clear_unused(launch, args, shared.groups, everywhere);
+        dispatch.wait_for_offsets()?;
+        dispatch.clear_unused_scales(shared.groups, everywhere);
     }
-    if options.groups.writes_padding() {
-        wait_for_offsets(launch)?;
-        groups_of(launch, args, options, numbering, shared).pad(everywhere);
+    if dispatch.options.groups.writes_padding() {
+        dispatch.wait_for_offsets()?;
+        groups_of(dispatch, numbering, shared).pad(everywhere);
     }
     Ok(())
 }
@@ -123,17 +122,13 @@ fn number_and_place<M: Machine>(
 /// Groups of a launch, whose blocks have all counted the rows.
 #[inline(always)]
 fn groups_of<'a, M: Machine>(
-    launch: &'a Launch<'a, M>,
-    args: &'a DispatchArgs,
-    options: &'a DispatchOptions,
+    dispatch: &'a Dispatch<'a, M>,
     numbering: BlockNumbering,
     shared: SharedGroup,
 ) -> Groups<'a, M, impl Fn(u32) -> u32> {
-    let count = move |expert| numbering.count_of(launch.machine, expert);
+    let count = move |expert| numbering.count_of(dispatch.machine, expert);
     Groups {
-        launch,
-        args,
-        options,
+        dispatch,
         shared,
         count,
     }
@@ -162,9 +157,9 @@ struct RoutedItem<L> {
 impl<L> RoutedItem<L> {
     /// Part of the payload that is loaded, if any.
     #[inline(always)]
-    fn part<M: Machine>(self, launch: &Launch<M>) -> Option<TokenPart> {
+    fn part<M: Machine>(self, dispatch: &Dispatch<M>) -> Option<TokenPart> {
         let item = self.read.item;
-        let (token, range) = (item.token, item.range(launch.common.row.payload_bytes));
+        let (token, range) = (item.token, item.range(dispatch.common.row.payload_bytes));
         self.is_here.then_some(TokenPart { token, range })
     }
 }
@@ -193,11 +188,11 @@ fn read_item<M: Machine>(
 /// Finds the experts of this rank to which an item's token goes.
 #[inline(always)]
 fn route<M: Machine>(
-    launch: &Launch<M>,
+    dispatch: &Dispatch<M>,
     numbering: BlockNumbering,
     read: ReadItem<M::Lanes<u32>>,
 ) -> RoutedItem<M::Lanes<u32>> {
-    let machine = launch.machine;
+    let machine = dispatch.machine;
     let experts = machine.lanes(|lane| numbering.local(machine.own(read.given, lane)));
     let is_local = machine.lanes(|lane| machine.own(experts, lane) < numbering.experts);
     RoutedItem {
@@ -210,102 +205,92 @@ fn route<M: Machine>(
 /// Keeps the weights of an item's token, if there is one. Reports ids that do not exist, and with
 /// `debug_checks` those that a token lists twice.
 #[inline(always)]
-fn note<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
-    routed: Option<RoutedItem<M::Lanes<u32>>>,
-) {
+fn note<M: Machine>(dispatch: &Dispatch<M>, routed: Option<RoutedItem<M::Lanes<u32>>>) {
     let Some(RoutedItem { read, is_here, .. }) = routed else {
         return;
     };
     let Item { token, part, .. } = read.item;
-    if launch.common.debug_checks != 0 {
-        report_duplicates(launch, token, options.all_experts, read.given);
+    if dispatch.common.debug_checks != 0 {
+        dispatch.report_duplicates(token, dispatch.options.all_experts, read.given);
     }
-    report_invalid(launch, token, options.all_experts, read.given);
+    dispatch.report_invalid(token, dispatch.options.all_experts, read.given);
     if is_here && part == 0 {
-        keep_weights(launch, args, token, read.weights);
+        keep_weights(dispatch, token, read.weights);
     }
 }
 
 /// Begins to load a part, if there is one and it is to be encoded.
 #[inline(always)]
-fn load<M: Machine>(launch: &Launch<M>, options: &DispatchOptions, part: Option<TokenPart>) {
-    let is_encoded = pass_through::is_encoded(launch.common.shape.format(), options);
+fn load<M: Machine>(dispatch: &Dispatch<M>, part: Option<TokenPart>) {
+    let is_encoded = dispatch.is_encoded();
     if let (Some(part), false) = (part, is_encoded) {
-        launch.machine.load_token(part);
+        dispatch.machine.load_token(part);
     }
 }
 
 /// Puts an item into its places, and writes the sources of its rows. Begins to load `next`.
 #[inline(always)]
 fn place_item<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
+    dispatch: &Dispatch<M>,
     numbering: BlockNumbering,
     routed: RoutedItem<M::Lanes<u32>>,
     next: Option<TokenPart>,
 ) {
-    let (machine, common) = (launch.machine, launch.common);
+    let (machine, common) = (dispatch.machine, dispatch.common);
     let (item, experts) = (routed.read.item, routed.experts);
-    let Some(part) = routed.part(launch) else {
-        return load(launch, options, next);
+    let Some(part) = routed.part(dispatch) else {
+        return load(dispatch, next);
     };
-    let positions = numbering.positions(launch, item);
+    let positions = numbering.positions(dispatch, item);
     // Neither other ranks' experts nor rows that do not fit. The experts were read for this warp alone: if
     // the user has changed the ids since, they are others than those of the positions.
     let here = machine.ballot(machine.lanes(|lane| {
         let position = machine.own(positions, lane);
-        position < OVERFLOWED
-            && numbering.has_room(launch, args, machine.own(experts, lane), position)
+        position < OVERFLOWED && numbering.has_room(dispatch, machine.own(experts, lane), position)
     }));
     let scales = machine.lanes(|lane| {
         let position = machine.own(positions, lane);
         if here >> lane & 1 == 0 {
             return 0;
         }
-        debug_assert!((position as u64) < args.row_capacity, "row {position}");
-        if item.part == 0 && options.groups.weights == 0 {
+        debug_assert!(
+            (position as u64) < dispatch.args.row_capacity,
+            "row {position}"
+        );
+        if item.part == 0 && dispatch.options.groups.weights == 0 {
             machine.write(Table::SrcInfo, 2 * position as u64, item.token);
             machine.write(Table::SrcInfo, 2 * position as u64 + 1, lane);
         }
-        let row = numbering.scales_row(launch, machine.own(experts, lane), position);
+        let row = numbering.scales_row(dispatch, machine.own(experts, lane), position);
         common
             .row
             .first_scale_word(common.shape.format(), position, row)
     });
-    if item.part == 0 && options.groups.describes_rows() {
-        entries::describe_rows(launch, options, item, positions, here, experts);
+    if item.part == 0 && dispatch.options.groups.describes_rows() {
+        dispatch.describe_own_rows(item, positions, here, experts);
     }
     let to = |k| OutputRow {
         row: machine.broadcast(positions, k),
         scales: machine.broadcast(scales, k),
     };
     let format = common.shape.format();
-    let stride = scales::stride(machine, &common.shape, args, options);
-    match pass_through::is_encoded(format, options) {
-        true => pass_through::place(launch, &options.encoded, part, stride, here, to),
+    let stride = dispatch.scale_stride();
+    match dispatch.is_encoded() {
+        true => dispatch.place_encoded(part, stride, here, to),
         false => machine.write_loaded(format, part, next, stride, here, to),
     }
 }
 
 /// Keeps a token's weights, if there are any, where combine always reads them.
 #[inline(always)]
-fn keep_weights<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    token: u32,
-    weights: M::Lanes<u32>,
-) {
-    let (machine, common) = (launch.machine, launch.common);
+fn keep_weights<M: Machine>(dispatch: &Dispatch<M>, token: u32, weights: M::Lanes<u32>) {
+    let (machine, common) = (dispatch.machine, dispatch.common);
     let top_k = common.shape.top_k;
     let row = common.window.dispatch_row(common.rank(), token);
     let header = row.plus(common.row.header);
     machine.lanes(|lane| {
         if lane < top_k {
-            let bits = match args.topk_weights != 0 {
+            let bits = match dispatch.args.topk_weights != 0 {
                 true => machine.own(weights, lane),
                 false => 1f32.to_bits(),
             };

@@ -20,11 +20,11 @@ use ferry_layout::{
 };
 
 use crate::combine::received::read_positions;
-use crate::dispatch::ids::{has_vectors, read_id};
-use crate::dispatch::numbering::block::{BLOCK_MEMORY_BYTES, count_below};
-use crate::dispatch::overflow;
+use crate::dispatch::launch::Dispatch;
+use crate::dispatch::place::overflow;
+use crate::dispatch::send::ids::{has_vectors, read_id};
+use crate::dispatch::send::numbering::block::{BLOCK_MEMORY_BYTES, count_below};
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::Launch;
 use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
 use crate::work::ranks::lane_or_none;
@@ -123,8 +123,8 @@ impl BlockNumbering {
     /// Numbers the rows of the block's assignments, in order, and keeps them. One warp, after
     /// [`find_rows`](Self::find_rows); a barrier must follow.
     #[inline(always)]
-    pub fn number<M: Machine>(self, launch: &Launch<M>, args: &DispatchArgs) {
-        let machine = launch.machine;
+    pub fn number<M: Machine>(self, dispatch: &Dispatch<M>) {
+        let machine = dispatch.machine;
         let mut first = self.first;
         while first < self.end {
             let experts = machine.lanes(|lane| match first + lane < self.end {
@@ -147,8 +147,8 @@ impl BlockNumbering {
                 if first + lane < self.end {
                     let before = count_below(machine.own(alike, lane), lane);
                     let row = machine.own(starts, lane) + before;
-                    let position = self.position(launch, args, machine.own(experts, lane), row);
-                    self.keep(launch, first + lane, position);
+                    let position = self.position(dispatch, machine.own(experts, lane), row);
+                    self.keep(dispatch, first + lane, position);
                 }
             });
             first += LANES;
@@ -172,8 +172,8 @@ impl BlockNumbering {
 
     /// Keeps the position of an assignment. For one lane.
     #[inline(always)]
-    fn keep<M: Machine>(self, launch: &Launch<M>, index: u32, position: u32) {
-        let (machine, common) = (launch.machine, launch.common);
+    fn keep<M: Machine>(self, dispatch: &Dispatch<M>, index: u32, position: u32) {
+        let (machine, common) = (dispatch.machine, dispatch.common);
         let first = common.shape.row_map_index(common.rank(), 0, 0);
         if self.keeps {
             machine.write(Table::RowMap, first + index as u64, position);
@@ -213,10 +213,10 @@ impl BlockNumbering {
 
     /// The positions of an item's token, one a top-k slot, as in the row map. After [`number`](Self::number).
     #[inline(always)]
-    pub fn positions<M: Machine>(self, launch: &Launch<M>, item: Item) -> M::Lanes<u32> {
-        let (machine, top_k) = (launch.machine, launch.common.shape.top_k);
+    pub fn positions<M: Machine>(self, dispatch: &Dispatch<M>, item: Item) -> M::Lanes<u32> {
+        let (machine, top_k) = (dispatch.machine, dispatch.common.shape.top_k);
         if !self.keeps_in_block() {
-            return read_positions(launch, item);
+            return read_positions(dispatch, item);
         }
         machine.lanes(|lane| {
             lane_or_none(lane, top_k, || {
@@ -228,14 +228,8 @@ impl BlockNumbering {
     /// Output position of an assignment: `row`, marked if it does not fit in the outputs; not routed if this
     /// rank does not have `expert`. For one lane.
     #[inline(always)]
-    fn position<M: Machine>(
-        self,
-        launch: &Launch<M>,
-        args: &DispatchArgs,
-        expert: u32,
-        row: u32,
-    ) -> u32 {
-        match self.has_room(launch, args, expert, row) {
+    fn position<M: Machine>(self, dispatch: &Dispatch<M>, expert: u32, row: u32) -> u32 {
+        match self.has_room(dispatch, expert, row) {
             true => row,
             false if expert < self.experts => overflow::mark(row),
             false => NOT_ROUTED,
@@ -245,29 +239,23 @@ impl BlockNumbering {
     /// Whether this rank has `expert`, and the outputs have `row` of it, with its block of tiled scales. For
     /// one lane.
     #[inline(always)]
-    pub fn has_room<M: Machine>(
-        self,
-        launch: &Launch<M>,
-        args: &DispatchArgs,
-        expert: u32,
-        row: u32,
-    ) -> bool {
+    pub fn has_room<M: Machine>(self, dispatch: &Dispatch<M>, expert: u32, row: u32) -> bool {
         if expert >= self.experts {
             return false;
         }
-        let block = self.scales_row(launch, expert, row) / scale_placement::BLOCK_ROWS;
-        let has_block =
-            !launch.common.shape.has_tiled_scales() || (block as u64) < args.block_capacity;
-        has_block && (row as u64) < args.row_capacity
+        let block = self.scales_row(dispatch, expert, row) / scale_placement::BLOCK_ROWS;
+        let has_block = !dispatch.common.shape.has_tiled_scales()
+            || (block as u64) < dispatch.args.block_capacity;
+        has_block && (row as u64) < dispatch.args.row_capacity
     }
 
     /// A row of an expert counted in the rows of all blocks of tiled scales, if scales are tiled. After
     /// [`find_rows`](Self::find_rows). For one lane.
     #[inline(always)]
-    pub fn scales_row<M: Machine>(self, launch: &Launch<M>, expert: u32, row: u32) -> u32 {
-        match launch.common.shape.has_tiled_scales() {
+    pub fn scales_row<M: Machine>(self, dispatch: &Dispatch<M>, expert: u32, row: u32) -> u32 {
+        match dispatch.common.shape.has_tiled_scales() {
             true => {
-                row + launch
+                row + dispatch
                     .machine
                     .load_block(self.at(PerExpert::ToScales, expert))
             }

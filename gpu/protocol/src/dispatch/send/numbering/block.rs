@@ -10,7 +10,7 @@ use ferry_layout::{
     BlockHistogram, Common, DispatchArgs, HISTOGRAM_BYTES, NOT_ROUTED, SMALL_BATCH_ASSIGNMENTS,
 };
 
-use crate::dispatch::ids::read_id;
+use crate::dispatch::send::ids::read_id;
 use crate::machine::{LANES, Machine};
 
 use core::array::from_fn;

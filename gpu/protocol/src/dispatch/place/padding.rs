@@ -1,15 +1,12 @@
 //! Tables of groups and of their rows, and the rows that pad groups, if the user asks for any of them. A
 //! group is a local expert, or the shared expert before them.
 
-use ferry_layout::{DispatchArgs, DispatchOptions, Rank, Table, Tagged, scale_placement};
+use ferry_layout::{Rank, Table, Tagged, scale_placement};
 
-use crate::dispatch::blocks::first_scale_word;
-use crate::dispatch::entries::{own_number, write_entries};
-use crate::dispatch::fill::{clear_row, fill_words};
-use crate::dispatch::scales;
-use crate::dispatch::shared::SharedGroup;
+use crate::dispatch::launch::Dispatch;
+use crate::dispatch::place::fill::fill_words;
+use crate::dispatch::place::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
-use crate::sync::launch::Launch;
 use crate::work::partition::Partition;
 use crate::work::ranks::for_each_bit;
 
@@ -19,11 +16,7 @@ const ABSENT: u32 = u32::MAX;
 /// Groups of a launch's rows. `count` returns the rows of a local expert, without padding, for one lane.
 pub struct Groups<'a, M, C> {
     /// The launch, whose offsets are written.
-    pub launch: &'a Launch<'a, M>,
-    /// Its arguments.
-    pub args: &'a DispatchArgs,
-    /// Its options.
-    pub options: &'a DispatchOptions,
+    pub dispatch: &'a Dispatch<'a, M>,
     /// The shared expert's group.
     pub shared: SharedGroup,
     /// See the struct.
@@ -41,33 +34,35 @@ struct Bounds {
     next: u32,
 }
 
-/// Assignments of all sources to a local expert, from the source bases and the last source's count, which
-/// stay until this rank returns its credit. For one lane, after the offsets are written.
-#[inline(always)]
-pub fn assignments<M: Machine>(launch: &Launch<M>, expert: u32) -> u32 {
-    let (machine, window) = (launch.machine, &launch.common.window);
-    let last = Rank(launch.common.shape.ranks - 1);
-    // All are loaded before any is used.
-    let first = machine.load_tagged(window.source_base(Rank(0), expert));
-    let base = machine.load_tagged(window.source_base(last, expert));
-    let count = machine.load_tagged(window.count(last, expert));
-    let value = |word: Tagged| word.0 as u32;
-    value(base)
-        .wrapping_add(value(count))
-        .wrapping_sub(value(first))
+impl<M: Machine> Dispatch<'_, M> {
+    /// Assignments of all sources to a local expert, from the source bases and the last source's count, which
+    /// stay until this rank returns its credit. For one lane, after the offsets are written.
+    #[inline(always)]
+    pub fn assignments(&self, expert: u32) -> u32 {
+        let (machine, window) = (self.machine, &self.common.window);
+        let last = Rank(self.common.shape.ranks - 1);
+        // All are loaded before any is used.
+        let first = machine.load_tagged(window.source_base(Rank(0), expert));
+        let base = machine.load_tagged(window.source_base(last, expert));
+        let count = machine.load_tagged(window.count(last, expert));
+        let value = |word: Tagged| word.0 as u32;
+        value(base)
+            .wrapping_add(value(count))
+            .wrapping_sub(value(first))
+    }
 }
 
 impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Number of groups.
     #[inline(always)]
     fn groups(&self) -> u32 {
-        self.shared.groups + self.launch.common.shape.local_experts()
+        self.shared.groups + self.dispatch.common.shape.local_experts()
     }
 
     /// Bounds of a group. Groups that outputs cut short have no padding. For one lane.
     #[inline(always)]
     fn bounds(&self, group: u32) -> Bounds {
-        let machine = self.launch.machine;
+        let machine = self.dispatch.machine;
         let start = machine.read(Table::RowOffsets, group as u64);
         let next = machine.read(Table::RowOffsets, group as u64 + 1);
         let rows = match group < self.shared.groups {
@@ -84,10 +79,10 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Writes the number of rows of each group, and their ends. One warp, which wrote the offsets.
     #[inline(always)]
     pub fn describe(&self) {
-        if self.options.groups.counts == 0 {
+        if self.dispatch.options.groups.counts == 0 {
             return;
         }
-        let (machine, groups) = (self.launch.machine, self.groups());
+        let (machine, groups) = (self.dispatch.machine, self.groups());
         // Each lane reads words that other lanes wrote.
         machine.converge();
         for first in (0..groups).step_by(LANES as usize) {
@@ -101,7 +96,7 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
                 }
             });
         }
-        if self.options.groups.ranges != 0 {
+        if self.dispatch.options.groups.ranges != 0 {
             self.describe_ranges();
         }
     }
@@ -110,8 +105,8 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// wrote the offsets.
     #[inline(always)]
     fn describe_ranges(&self) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
-        let (ranks, block) = (common.shape.ranks, self.options.groups.block);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
+        let (ranks, block) = (common.shape.ranks, self.dispatch.options.groups.block);
         let ranges = common.shape.local_experts() * ranks;
         let mut first = 0;
         while first < ranges {
@@ -136,13 +131,13 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Writes this warp's share of the rows of no token, and of the entries of the shared expert's rows.
     #[inline(always)]
     pub fn pad(&self, partition: Partition) {
-        let tables = &self.options.groups;
+        let tables = &self.dispatch.options.groups;
         self.pad_groups(partition);
         if !tables.describes_rows() {
             return;
         }
         self.describe_shared(partition);
-        let (machine, capacity) = (self.launch.machine, self.args.row_capacity);
+        let (machine, capacity) = (self.dispatch.machine, self.dispatch.args.row_capacity);
         let end = machine.lanes(|_| machine.read(Table::RowOffsets, self.groups() as u64));
         let end = (machine.broadcast(end, 0) as u64).min(capacity);
         let words = |each: u64| end * each..capacity * each;
@@ -159,16 +154,16 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Writes the rows that pad groups: this warp's share.
     #[inline(always)]
     fn pad_groups(&self, partition: Partition) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         let alignment = common.row.alignment();
         // Most rows that can pad a group.
-        let most = match self.options.groups.block {
+        let most = match self.dispatch.options.groups.block {
             0 => alignment,
             block => block,
         };
         let tasks = self.groups() * most;
-        let clears = self.options.groups.clears_padding != 0;
-        let stride = scales::stride(machine, &common.shape, self.args, self.options);
+        let clears = self.dispatch.options.groups.clears_padding != 0;
+        let stride = self.dispatch.scale_stride();
         let mut first = partition.index;
         while first < tasks {
             // A row a lane, so that the warp waits once; the last lanes repeat a group rather than branch.
@@ -178,7 +173,8 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
                 let Bounds { start, end, next } = self.bounds(group);
                 let row = end.wrapping_add(task % most);
                 let (scales, has_room) = self.place_of_scales(group, start, row);
-                let is_inside = row < next && (row as u64) < self.args.row_capacity && has_room;
+                let is_inside =
+                    row < next && (row as u64) < self.dispatch.args.row_capacity && has_room;
                 (row, scales, task < tasks && is_inside)
             });
             let rows = machine.lanes(|lane| machine.own(found, lane).0);
@@ -196,7 +192,7 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
                         machine.broadcast(rows, lane),
                         machine.broadcast(places, lane),
                     );
-                    clear_row(self.launch, row, scales as u64, stride);
+                    self.dispatch.clear_row(row, scales as u64, stride);
                 });
             }
             first += LANES * partition.of;
@@ -207,22 +203,22 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// them. For one lane.
     #[inline(always)]
     fn place_of_scales(&self, group: u32, start: u32, row: u32) -> (u32, bool) {
-        let common = self.launch.common;
+        let common = self.dispatch.common;
         let has_words = common.shape.format().scale_layout().is_none();
-        if self.options.groups.block != 0 && has_words {
-            return (
-                first_scale_word(self.launch.machine, self.options, row, group),
-                true,
-            );
+        if self.dispatch.options.groups.block != 0 && has_words {
+            return (self.dispatch.first_scale_word_in_block(row, group), true);
         }
         let (mut in_blocks, mut has_room) = (row, true);
         if common.shape.has_tiled_scales() {
-            let offset = self.launch.machine.read(Table::ScalesOffsets, group as u64);
+            let offset = self
+                .dispatch
+                .machine
+                .read(Table::ScalesOffsets, group as u64);
             in_blocks = scale_placement::first_block(start, offset)
                 .wrapping_mul(scale_placement::BLOCK_ROWS)
                 .wrapping_add(row.wrapping_sub(start));
             let block = in_blocks / scale_placement::BLOCK_ROWS;
-            has_room = (block as u64) < self.args.block_capacity;
+            has_room = (block as u64) < self.dispatch.args.block_capacity;
         }
         let first = common
             .row
@@ -236,7 +232,7 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
         if self.shared.groups == 0 {
             return;
         }
-        let machine = self.launch.machine;
+        let machine = self.dispatch.machine;
         let rows = self.shared.tokens();
         let mut first = partition.index * LANES;
         while first < rows {
@@ -244,7 +240,7 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
                 let row = first + lane;
                 if row < rows {
                     let source = [
-                        own_number(self.launch, self.options),
+                        self.dispatch.own_number(),
                         self.shared.first_token() + row,
                         ABSENT,
                     ];
@@ -258,6 +254,6 @@ impl<M: Machine, C: Fn(u32) -> u32> Groups<'_, M, C> {
     /// Writes a row's entries of the tables that there are. For one lane.
     #[inline(always)]
     fn write_entries(&self, row: u64, group: u32, weight: u32, source: [u32; 3]) {
-        write_entries(self.launch, self.options, row, group, weight, source);
+        self.dispatch.write_entries(row, group, weight, source);
     }
 }

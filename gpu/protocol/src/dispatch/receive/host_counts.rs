@@ -2,8 +2,7 @@
 
 use ferry_layout::{DispatchCountsArgs, HostCounts, Kernel, Rank, Region, Table};
 
-use crate::dispatch::experts::wait_for_experts;
-use crate::dispatch::receive::wait_for_token_counts;
+use crate::dispatch::receive::counts::{wait_for_experts, wait_for_token_counts};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited, Launch};
 use crate::wire::ticket::Ticket;

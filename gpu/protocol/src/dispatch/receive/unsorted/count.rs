@@ -4,9 +4,8 @@
 use ferry_layout::{Counter, Rank, ReceiveLayout, Region, Table};
 
 use super::Receiver;
-use crate::dispatch::experts::wait_for_experts;
-use crate::dispatch::overflow::{offsets_word, report};
-use crate::dispatch::receive::wait_for_token_counts;
+use crate::dispatch::place::overflow::offsets_word;
+use crate::dispatch::receive::counts::{wait_for_experts, wait_for_token_counts};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::{Aborted, Awaited};
 
@@ -14,15 +13,16 @@ impl<M: Machine> Receiver<'_, M> {
     /// Writes [`Table::RowBases`] and the user's numbers of rows. One warp.
     #[inline(always)]
     pub(super) fn count_rows(&self) -> Result<(), Aborted> {
-        let (machine, epoch) = (self.launch.machine, self.launch.epoch);
+        let (machine, epoch) = (self.dispatch.machine, self.dispatch.epoch);
         let rows = self.write_bases()?;
         // Each lane reads words that other lanes wrote.
         machine.converge();
         self.count_sources();
         let is_compact = self.layout == ReceiveLayout::Compact;
-        let overflows = is_compact && rows as u64 > self.args.row_capacity;
+        let overflows = is_compact && rows as u64 > self.dispatch.args.row_capacity;
         if overflows {
-            report(self.launch, Region::Output, self.args.row_capacity, rows);
+            self.dispatch
+                .report_overflow(Region::Output, self.dispatch.args.row_capacity, rows);
             // Receivers count the assignments of the rows that fit.
             self.each_expert(|expert| machine.write(Table::ExpertRows, expert as u64, 0));
         }
@@ -34,9 +34,9 @@ impl<M: Machine> Receiver<'_, M> {
     /// number of all rows.
     #[inline(always)]
     fn write_bases(&self) -> Result<u32, Aborted> {
-        let (machine, common) = (self.launch.machine, self.launch.common);
-        let (shape, epoch) = (&common.shape, self.launch.epoch);
-        let extent = wait_for_token_counts(self.launch)?;
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
+        let (shape, epoch) = (&common.shape, self.dispatch.epoch);
+        let extent = wait_for_token_counts(self.dispatch)?;
         let words = extent.tokens.div_ceil(LANES).max(1);
         let entries = shape.ranks * words;
         let (mut rows, mut first) = (0, 0);
@@ -49,7 +49,7 @@ impl<M: Machine> Receiver<'_, M> {
                 let (source, word) = place(lane);
                 machine.load_tagged(common.window.presence(source, word))
             };
-            let counts = self.launch.wait_lanes(
+            let counts = self.dispatch.wait_lanes(
                 |lane| {
                     let (source, word) = place(lane);
                     // Both words are loaded before either is used.
@@ -94,11 +94,11 @@ impl<M: Machine> Receiver<'_, M> {
     /// Writes the number of each source's rows that fit in the outputs.
     #[inline(always)]
     fn count_sources(&self) {
-        let (machine, shape) = (self.launch.machine, &self.launch.common.shape);
+        let (machine, shape) = (self.dispatch.machine, &self.dispatch.common.shape);
         // The base after the last source is the number of all rows.
         let base = |source: u32| {
             let base = machine.read(Table::RowBases, shape.row_base_index(Rank(source), 0));
-            base.min(self.args.row_capacity as u32)
+            base.min(self.dispatch.args.row_capacity as u32)
         };
         for first in (0..shape.ranks).step_by(LANES as usize) {
             machine.lanes(|lane| {
@@ -116,11 +116,11 @@ impl<M: Machine> Receiver<'_, M> {
     #[inline(always)]
     fn count_experts(&self, writes: bool) -> Result<(), Aborted> {
         let (machine, experts) = (
-            self.launch.machine,
-            self.launch.common.shape.local_experts(),
+            self.dispatch.machine,
+            self.dispatch.common.shape.local_experts(),
         );
         for first in (0..experts).step_by(LANES as usize) {
-            let sums = wait_for_experts(self.launch, first)?;
+            let sums = wait_for_experts(self.dispatch, first)?;
             machine.lanes(|lane| {
                 if writes && first + lane < experts {
                     let sum = machine.own(sums, lane).unwrap_or(0);
@@ -134,9 +134,9 @@ impl<M: Machine> Receiver<'_, M> {
     /// Calls `each` with every local expert, each on a lane.
     #[inline(always)]
     fn each_expert(&self, each: impl Fn(u32)) {
-        let experts = self.launch.common.shape.local_experts();
+        let experts = self.dispatch.common.shape.local_experts();
         for first in (0..experts).step_by(LANES as usize) {
-            self.launch.machine.lanes(|lane| {
+            self.dispatch.machine.lanes(|lane| {
                 if first + lane < experts {
                     each(first + lane);
                 }

@@ -1,8 +1,8 @@
 //! The shared expert: this rank's own tokens are the first group of the outputs. They do not travel.
 
-use ferry_layout::{Common, DispatchArgs, DispatchOptions, SharedTokens, Table};
+use ferry_layout::{SharedTokens, Table};
 
-use crate::dispatch::{pass_through, scales};
+use crate::dispatch::launch::Dispatch;
 use crate::machine::Machine;
 use crate::machine::rows::{ByteRange, OutputRow, TokenPart};
 use crate::sync::launch::Launch;
@@ -18,26 +18,28 @@ pub struct SharedGroup {
     tokens: SharedTokens,
 }
 
-impl SharedGroup {
+impl<M: Machine> Dispatch<'_, M> {
     /// Shared group of a rank with `tokens` tokens.
     #[inline(always)]
-    pub fn of(common: &Common, options: &DispatchOptions, tokens: u32) -> Self {
-        let tokens = options.shared(tokens);
-        match options.has_shared_expert() {
-            true => Self {
+    pub fn shared_group(&self, tokens: u32) -> SharedGroup {
+        let tokens = self.options.shared(tokens);
+        match self.options.has_shared_expert() {
+            true => SharedGroup {
                 groups: 1,
-                rows: common.row.padded(tokens.count),
+                rows: self.common.row.padded(tokens.count),
                 tokens,
             },
             // Constants, if the kernel has no options.
-            false => Self {
+            false => SharedGroup {
                 groups: 0,
                 rows: 0,
                 tokens,
             },
         }
     }
+}
 
+impl SharedGroup {
     /// Rows of the group, without padding.
     #[inline(always)]
     pub const fn tokens(&self) -> u32 {
@@ -66,17 +68,11 @@ impl SharedGroup {
 
     /// Writes this warp's partition of the rows, which fit in the outputs.
     #[inline(always)]
-    pub fn write<M: Machine>(
-        self,
-        launch: &Launch<M>,
-        args: &DispatchArgs,
-        options: &DispatchOptions,
-        partition: Partition,
-    ) {
+    pub fn write<M: Machine>(self, dispatch: &Dispatch<M>, partition: Partition) {
         if self.groups == 0 {
             return;
         }
-        let common = launch.common;
+        let common = dispatch.common;
         let SharedTokens { start, count } = self.tokens;
         let parts = common.row.parts(count);
         for index in partition.tasks(count * parts) {
@@ -86,13 +82,10 @@ impl SharedGroup {
             let to = OutputRow { row, scales };
             let token = start + row;
             let part = TokenPart { token, range };
-            let (format, stride) = (
-                common.shape.format(),
-                scales::stride(launch.machine, &common.shape, args, options),
-            );
-            match pass_through::is_encoded(format, options) {
-                true => pass_through::place(launch, &options.encoded, part, stride, 1, |_| to),
-                false => (launch.machine).write_token(format, part, stride, 1, |_| to),
+            let (format, stride) = (common.shape.format(), dispatch.scale_stride());
+            match dispatch.is_encoded() {
+                true => dispatch.place_encoded(part, stride, 1, |_| to),
+                false => (dispatch.machine).write_token(format, part, stride, 1, |_| to),
             }
         }
     }

@@ -3,8 +3,8 @@
 use ferry_layout::{Header, NOT_ROUTED, Rank, ReceiveLayout, Table};
 
 use super::Receiver;
-use crate::dispatch::batch::Batch;
-use crate::dispatch::fill::fill_words;
+use crate::dispatch::place::fill::fill_words;
+use crate::dispatch::receive::batch::Batch;
 use crate::machine::Machine;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
@@ -38,7 +38,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// time, as the loads of one depend on each other.
     #[inline(always)]
     pub(super) fn describe_arrived(&self, batch: Batch, arrived: u32, rows: M::Lanes<u32>) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         self.in_groups(batch, arrived, |group| {
             let row = |lane| {
                 let source = Rank(machine.own(group.sources, lane));
@@ -67,7 +67,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// Describes rows without a token, those of the lanes `absent`, which are in their places.
     #[inline(always)]
     pub(super) fn describe_absent(&self, batch: Batch, absent: u32) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         self.in_groups(batch, absent, |group| {
             let rows = machine.lanes(|lane| {
                 let source = Rank(machine.own(group.sources, lane));
@@ -99,7 +99,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// rows of its argument are the owners' lanes.
     #[inline(always)]
     fn in_groups(&self, batch: Batch, mut owners: u32, describe: impl Fn(Entries<M::Lanes<u32>>)) {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         let (shape, sub_warps) = (&common.shape, SubWarps::of(&common.shape));
         while owners != 0 {
             let (mut lanes, mut owner, mut sub_warp) = (0, machine.lanes(|_| 0), 0);
@@ -144,7 +144,7 @@ impl<M: Machine> Receiver<'_, M> {
         words: M::Lanes<u32>,
         weights: M::Lanes<u32>,
     ) {
-        let (machine, shape) = (self.launch.machine, &self.launch.common.shape);
+        let (machine, shape) = (self.dispatch.machine, &self.dispatch.common.shape);
         let all = |value: u32| machine.lanes(|_| value);
         self.write_entries(Entries {
             lanes: machine.ballot(machine.lanes(|lane| lane < shape.top_k)),
@@ -160,7 +160,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// Experts of a header's words, counted from this rank's first.
     #[inline(always)]
     fn local_experts(&self, words: M::Lanes<u32>) -> M::Lanes<u32> {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         let shape = &common.shape;
         let first = common.rank().0 * shape.local_experts();
         machine.lanes(|lane| {
@@ -172,10 +172,10 @@ impl<M: Machine> Receiver<'_, M> {
     /// Writes entries of rows that fit in the outputs.
     #[inline(always)]
     fn write_entries(&self, entries: Entries<M::Lanes<u32>>) {
-        let (machine, shape) = (self.launch.machine, &self.launch.common.shape);
+        let (machine, shape) = (self.dispatch.machine, &self.dispatch.common.shape);
         machine.lanes(|lane| {
             let row = machine.own(entries.rows, lane) as u64;
-            if entries.lanes >> lane & 1 == 0 || row >= self.args.row_capacity {
+            if entries.lanes >> lane & 1 == 0 || row >= self.dispatch.args.row_capacity {
                 return;
             }
             let (slot, expert) = (
@@ -214,13 +214,13 @@ impl<M: Machine> Receiver<'_, M> {
     /// Describes, as rows without a token, those that no item stands for: this warp's share.
     #[inline(always)]
     pub(super) fn describe_rest(&self, extent: Extent, partition: Partition) {
-        let (machine, shape) = (self.launch.machine, &self.launch.common.shape);
+        let (machine, shape) = (self.dispatch.machine, &self.dispatch.common.shape);
         if self.layout == ReceiveLayout::Compact {
             let rows = machine.lanes(|_| machine.read(Table::RowBases, shape.row_bases()));
             let rows = machine.broadcast(rows, 0) as u64;
             return self.fill(
-                rows.min(self.args.row_capacity),
-                self.args.row_capacity,
+                rows.min(self.dispatch.args.row_capacity),
+                self.dispatch.args.row_capacity,
                 partition,
             );
         }
@@ -242,13 +242,13 @@ impl<M: Machine> Receiver<'_, M> {
     /// Writes the entries of rows `first..end` without a token: this warp's share.
     #[inline(always)]
     fn fill(&self, first: u64, end: u64, partition: Partition) {
-        let top_k = self.launch.common.shape.top_k as u64;
+        let top_k = self.dispatch.common.shape.top_k as u64;
         let id_words = match self.is_wide {
             true => 2 * top_k,
             false => top_k,
         };
         let words = |each: u64| first * each..end * each;
-        let machine = self.launch.machine;
+        let machine = self.dispatch.machine;
         let fill = |table, words, value| fill_words(machine, table, words, value, partition);
         fill(Table::ReceivedIds, words(id_words), ABSENT);
         fill(Table::ReceivedWeights, words(top_k), 0);

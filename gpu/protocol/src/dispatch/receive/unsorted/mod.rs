@@ -10,15 +10,14 @@ mod count;
 mod describe;
 mod place;
 
-use ferry_layout::{Counter, DispatchArgs, DispatchOptions, ReceiveLayout, ReceivedRows, Region};
+use ferry_layout::{Counter, ReceiveLayout, ReceivedRows, Region};
 
-use crate::dispatch::batch::Batch;
-use crate::dispatch::offsets::wait_for_offsets;
-use crate::dispatch::overflow;
-use crate::dispatch::receive::wait_for_token_counts;
+use crate::dispatch::launch::Dispatch;
+use crate::dispatch::receive::batch::Batch;
+use crate::dispatch::receive::counts::wait_for_token_counts;
 use crate::machine::Machine;
 use crate::machine::miss::TimedOut;
-use crate::sync::launch::{Aborted, Awaited, Launch};
+use crate::sync::launch::{Aborted, Awaited};
 use crate::tactics::roles::computes_offsets;
 use crate::wire::flagged;
 use crate::work::item::Item;
@@ -27,8 +26,7 @@ use crate::work::received_row::received_row;
 
 /// Outputs of a launch that receives rows.
 struct Receiver<'a, M> {
-    launch: &'a Launch<'a, M>,
-    args: &'a DispatchArgs,
+    dispatch: &'a Dispatch<'a, M>,
     rows: &'a ReceivedRows,
     layout: ReceiveLayout,
     /// Whether received ids are i64.
@@ -37,47 +35,43 @@ struct Receiver<'a, M> {
     overflows: bool,
 }
 
-/// Receives this warp's partition of the items that may arrive, and writes its part of the tables.
-#[inline(always)]
-pub fn receive_rows<M: Machine>(
-    launch: &Launch<M>,
-    args: &DispatchArgs,
-    options: &DispatchOptions,
-    partition: Partition,
-) -> Result<(), Aborted> {
-    let (machine, shape) = (launch.machine, &launch.common.shape);
-    let mut receiver = Receiver {
-        launch,
-        args,
-        rows: &options.rows,
-        layout: options.rows.layout(),
-        is_wide: options.wide_ids != 0,
-        overflows: false,
-    };
-    if computes_offsets(shape, partition) {
-        receiver.count_rows()?;
+impl<M: Machine> Dispatch<'_, M> {
+    /// Receives this warp's partition of the items that may arrive, and writes its part of the tables.
+    #[inline(always)]
+    pub fn receive_unsorted(&self, partition: Partition) -> Result<(), Aborted> {
+        let (machine, shape) = (self.machine, &self.common.shape);
+        let mut receiver = Receiver {
+            dispatch: self,
+            rows: &self.options.rows,
+            layout: self.options.rows.layout(),
+            is_wide: self.options.wide_ids != 0,
+            overflows: false,
+        };
+        if computes_offsets(shape, partition) {
+            receiver.count_rows()?;
+        }
+        let extent = wait_for_token_counts(self)?;
+        // A warp that receives nothing, if there is one.
+        if partition.index == partition.of - 1 {
+            machine.store(Counter::Extent, extent.word());
+        }
+        if receiver.layout == ReceiveLayout::Compact {
+            self.wait_for_offsets()?;
+            receiver.overflows = self.has_overflowed();
+        }
+        receiver.describe_rest(extent, partition);
+        let mut batch = Batch::first(shape, extent, partition);
+        while batch.is_some() {
+            let present = self.wait_lanes(
+                |lane: u32| batch.present(self, lane),
+                |lane| batch.awaited(self, lane),
+            )?;
+            let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
+            receiver.receive_batch(batch, parts)?;
+            batch = batch.next();
+        }
+        Ok(())
     }
-    let extent = wait_for_token_counts(launch)?;
-    // A warp that receives nothing, if there is one.
-    if partition.index == partition.of - 1 {
-        machine.store(Counter::Extent, extent.word());
-    }
-    if receiver.layout == ReceiveLayout::Compact {
-        wait_for_offsets(launch)?;
-        receiver.overflows = overflow::has_overflowed(launch);
-    }
-    receiver.describe_rest(extent, partition);
-    let mut batch = Batch::first(shape, extent, partition);
-    while batch.is_some() {
-        let present = launch.wait_lanes(
-            |lane: u32| batch.present(launch, lane),
-            |lane| batch.awaited(launch, lane),
-        )?;
-        let parts = machine.lanes(|lane| machine.own(present, lane).unwrap_or(0));
-        receiver.receive_batch(batch, parts)?;
-        batch = batch.next();
-    }
-    Ok(())
 }
 
 impl<M: Machine> Receiver<'_, M> {
@@ -85,7 +79,11 @@ impl<M: Machine> Receiver<'_, M> {
     /// others. `parts`: those of each lane's item, 0 if it does not come.
     #[inline(always)]
     fn receive_batch(&self, batch: Batch, parts: M::Lanes<u32>) -> Result<(), Aborted> {
-        let (machine, common, epoch) = (self.launch.machine, self.launch.common, self.launch.epoch);
+        let (machine, common, epoch) = (
+            self.dispatch.machine,
+            self.dispatch.common,
+            self.dispatch.epoch,
+        );
         let item = |lane: u32, parts| batch.item(lane, parts, &common.shape, common.rank());
         let is_first = |lane| item(lane, 1).part == 0;
         let coming = machine.ballot(machine.lanes(|lane| machine.own(parts, lane) != 0));
@@ -100,7 +98,7 @@ impl<M: Machine> Receiver<'_, M> {
         let rows = machine.lanes(|lane| match coming >> lane & 1 != 0 {
             true => {
                 let Item { source, token, .. } = item(lane, 1);
-                received_row(self.launch, self.layout, source, token)
+                received_row(self.dispatch, self.layout, source, token)
             }
             false => 0,
         });
@@ -114,7 +112,7 @@ impl<M: Machine> Receiver<'_, M> {
         let is_inline = |lane| common.dispatches_inline(machine.own(parts, lane));
         let mut left = coming;
         while left != 0 {
-            let arrived = self.launch.wait_any(
+            let arrived = self.dispatch.wait_any(
                 left,
                 |lane| {
                     is_inline(lane) || flagged::is_full(machine, machine.own(flags, lane), epoch)
@@ -146,7 +144,7 @@ impl<M: Machine> Receiver<'_, M> {
     /// Times out the wait for the words of an item.
     #[inline(always)]
     fn time_out(&self, item: Item, _: TimedOut) -> Result<(), Aborted> {
-        self.launch.time_out_on(Awaited {
+        self.dispatch.time_out_on(Awaited {
             peer: item.source,
             region: Region::DispatchRow,
             index: item.token as u64,

@@ -3,9 +3,7 @@
 use ferry_layout::{ReceiveLayout, SENTINEL, Table, Tensor, TokenFormat};
 
 use super::Receiver;
-use crate::dispatch::destination::{Destinations, read_assignments, take_header};
-use crate::dispatch::fill::clear_row;
-use crate::dispatch::scales;
+use crate::dispatch::place::destination::Destinations;
 use crate::machine::Machine;
 use crate::machine::miss::TimedOut;
 use crate::machine::rows::Row;
@@ -16,23 +14,23 @@ impl<M: Machine> Receiver<'_, M> {
     /// has inline flags.
     #[inline(always)]
     pub(super) fn place(&self, item: Item, row: u32) -> Result<(), TimedOut> {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         let from = item.location(common);
         let is_view = self.layout == ReceiveLayout::View;
         if is_view && !from.is_inline && !self.rewrites_scales() {
             return Ok(());
         }
         // All loads are issued before any is waited for.
-        let ahead = scales::read_ahead(self.launch, from);
+        let ahead = self.dispatch.read_scales_ahead(from);
         if is_view && !from.is_inline {
             return self.place_scales(item, from, ahead, row);
         }
-        let is_inside = (row as u64) < self.args.row_capacity;
+        let is_inside = (row as u64) < self.dispatch.args.row_capacity;
         let source = from.of(common.rank());
         let payload = machine.read_ahead(from.range, source);
         if from.is_inline {
-            let mut words = read_assignments(self.launch, from);
-            let weights = take_header(self.launch, item, from, &mut words)?;
+            let mut words = self.dispatch.read_assignments(from);
+            let weights = self.dispatch.take_header(item, from, &mut words)?;
             // Before the payload is moved, which takes the registers.
             if item.part == 0 {
                 self.describe_item(item, row, words, weights);
@@ -51,7 +49,7 @@ impl<M: Machine> Receiver<'_, M> {
                 scales: machine.lanes(|_| 0),
                 here: is_inside as u32,
             };
-            scales::place_row_scale(self.launch, from.row, destinations);
+            self.dispatch.place_row_scale(from.row, destinations);
         }
         Ok(())
     }
@@ -61,7 +59,7 @@ impl<M: Machine> Receiver<'_, M> {
     fn rewrites_scales(&self) -> bool {
         self.rows.transposes_scales != 0
             || matches!(
-                self.launch.common.shape.format(),
+                self.dispatch.common.shape.format(),
                 TokenFormat::Mxfp8(_) | TokenFormat::Mxfp4(_)
             )
     }
@@ -76,35 +74,36 @@ impl<M: Machine> Receiver<'_, M> {
         ahead: M::Lanes<u32>,
         row: u32,
     ) -> Result<(), TimedOut> {
-        let (machine, common) = (self.launch.machine, self.launch.common);
+        let (machine, common) = (self.dispatch.machine, self.dispatch.common);
         let stays = self.layout == ReceiveLayout::View && self.rows.transposes_scales == 0;
         let kept = common
             .row
             .scales(common.window.dispatch_row(item.source, item.token));
-        let is_inside = (row as u64) < self.args.row_capacity;
+        let is_inside = (row as u64) < self.dispatch.args.row_capacity;
         let (start, stride) = self.scales_of(row);
-        scales::take(self.launch, from, ahead, |first, end, values| {
-            machine.lanes(|lane| {
-                let (word, value) = (first + lane, machine.own(values, lane));
-                if word >= end || !is_inside {
-                    return;
-                }
-                if !stays {
-                    let index = start + word as u64 * stride;
-                    machine.write(Table::Scales, index, value);
-                } else if from.is_inline || value == SENTINEL {
-                    machine.write_window(kept.word(word), value);
-                }
-            });
-        })
+        self.dispatch
+            .take_scales(from, ahead, |first, end, values| {
+                machine.lanes(|lane| {
+                    let (word, value) = (first + lane, machine.own(values, lane));
+                    if word >= end || !is_inside {
+                        return;
+                    }
+                    if !stays {
+                        let index = start + word as u64 * stride;
+                        machine.write(Table::Scales, index, value);
+                    } else if from.is_inline || value == SENTINEL {
+                        machine.write_window(kept.word(word), value);
+                    }
+                });
+            })
     }
 
     /// First word of a row's scales in the outputs, and the words from one to the next.
     #[inline(always)]
     fn scales_of(&self, row: u32) -> (u64, u64) {
         match self.rows.transposes_scales {
-            0 => (row as u64 * self.launch.common.row.scale_words as u64, 1),
-            _ => (row as u64, self.args.row_capacity),
+            0 => (row as u64 * self.dispatch.common.row.scale_words as u64, 1),
+            _ => (row as u64, self.dispatch.args.row_capacity),
         }
     }
 
@@ -118,6 +117,6 @@ impl<M: Machine> Receiver<'_, M> {
     #[inline(always)]
     pub(super) fn clear_row(&self, row: u32) {
         let (scales, stride) = self.scales_of(row);
-        clear_row(self.launch, row, scales, stride);
+        self.dispatch.clear_row(row, scales, stride);
     }
 }
