@@ -2,18 +2,18 @@
 
 use core::array::from_fn;
 
-use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Epilogue, Tensor};
+use ferry_layout::{CombineMode, CombineOptions, Epilogue, Tensor};
 
+use crate::combine::launch::Combine;
 use crate::machine::Machine;
 use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::rows::Row;
-use crate::sync::launch::Launch;
 
 /// Last step of a launch for the sums of its tokens. Each variant is a type of its own, so that a launch
 /// chooses between them once: choosing again at every token makes a launch that only rounds slower (T-118).
 pub trait Ending<M: Machine>: Copy {
     /// Last step for the sums of a token.
-    fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M>;
+    fn of_token(self, combine: &Combine<M>, token: u32) -> impl Finish<M>;
 }
 
 /// Only rounds sums to BF16.
@@ -22,7 +22,7 @@ pub struct OnlyRounds;
 
 impl<M: Machine> Ending<M> for OnlyRounds {
     #[inline(always)]
-    fn of_token(self, _launch: &Launch<M>, _args: &CombineArgs, _token: u32) -> impl Finish<M> {
+    fn of_token(self, _combine: &Combine<M>, _token: u32) -> impl Finish<M> {
         Rounding
     }
 }
@@ -67,13 +67,13 @@ const PAIR: usize = 2;
 
 impl<M: Machine, E: Epilogue> Ending<M> for GivenEnding<'_, E> {
     #[inline(always)]
-    fn of_token(self, launch: &Launch<M>, args: &CombineArgs, token: u32) -> impl Finish<M> {
+    fn of_token(self, combine: &Combine<M>, token: u32) -> impl Finish<M> {
         TokenEnding {
             ending: self,
-            row_capacity: args.row_capacity,
-            tokens: launch.tokens,
+            row_capacity: combine.args.row_capacity,
+            tokens: combine.tokens,
             token,
-            rounds_first: matches!(launch.common.shape.mode(), CombineMode::Exact),
+            rounds_first: matches!(combine.common.shape.mode(), CombineMode::Exact),
         }
     }
 }

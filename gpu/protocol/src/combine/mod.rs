@@ -3,6 +3,7 @@
 mod credits;
 pub mod ending;
 mod give_up;
+pub mod launch;
 pub mod received;
 pub mod reduce;
 mod rows;
@@ -15,8 +16,7 @@ mod work;
 use ferry_layout::{CombineArgs, CombineOptions, Counter, Epilogue, Kernel};
 
 use crate::combine::ending::{Ending, GivenEnding, OnlyRounds, only_rounds};
-use crate::combine::reduce::reduce_rows;
-use crate::combine::send::send_back;
+use crate::combine::launch::Combine;
 use crate::machine::Machine;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::Phase;
@@ -35,11 +35,11 @@ pub fn combine_async<M: Machine, E: Epilogue>(
     options: &CombineOptions,
     _epilogue: &E,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options, Kernel::CombineAsync);
-    launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, Phase::Send);
+    let combine = Combine::begin(machine, args, options, Kernel::CombineAsync);
+    combine.enter()?;
+    let (extent, tactics) = combine.tactics(Phase::Send);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
-    launch.end(send_back(&launch, args, options, extent, tactics, sender))
+    combine.end(combine.send_back(extent, tactics, sender))
 }
 
 /// Waits for the rows of this rank's tokens and sums them; ends the round. After
@@ -79,13 +79,11 @@ fn wait_and_reduce<M: Machine>(
     options: &CombineOptions,
     ending: impl Ending<M>,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options, Kernel::CombineWait);
-    launch.enter()?;
-    let (_, tactics) = tactics_of(&launch, Phase::Wait);
+    let combine = Combine::begin(machine, args, options, Kernel::CombineWait);
+    combine.enter()?;
+    let (_, tactics) = combine.tactics(Phase::Wait);
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(
-        &launch, args, options, tactics, reducer, ending,
-    ))
+    combine.end(combine.reduce_rows(tactics, reducer, ending))
 }
 
 /// Runs [`combine`] with the last step `ending`.
@@ -96,49 +94,54 @@ fn send_and_reduce<M: Machine>(
     options: &CombineOptions,
     ending: impl Ending<M>,
 ) -> Result<(), Aborted> {
-    let launch = begin(machine, args, options, Kernel::Combine);
-    launch.enter()?;
-    let (extent, tactics) = tactics_of(&launch, Phase::Fused);
+    let combine = Combine::begin(machine, args, options, Kernel::Combine);
+    combine.enter()?;
+    let (extent, tactics) = combine.tactics(Phase::Fused);
     let sender = CombineRoles::sender(tactics, machine.warp_position());
-    let sent = send_back(&launch, args, options, extent, tactics, sender);
+    let sent = combine.send_back(extent, tactics, sender);
     if sent.is_err() {
-        return launch.end(sent);
+        return combine.end(sent);
     }
     let reducer = CombineRoles::reducer(tactics, machine.warp_position());
-    launch.end(reduce_rows(
-        &launch, args, options, tactics, reducer, ending,
-    ))
+    combine.end(combine.reduce_rows(tactics, reducer, ending))
 }
 
-/// Begins a launch.
-#[inline(always)]
-fn begin<'a, M: Machine>(
-    machine: &'a M,
-    args: &'a CombineArgs,
-    options: &CombineOptions,
-    kernel: Kernel,
-) -> Launch<'a, M> {
-    Launch {
-        varies: machine.keeps_rows(),
-        ..Launch::begin(machine, &args.common, kernel, options.tokens_on_device != 0)
+impl<'a, M: Machine> Combine<'a, M> {
+    /// Begins a launch.
+    #[inline(always)]
+    fn begin(
+        machine: &'a M,
+        args: &'a CombineArgs,
+        options: &'a CombineOptions,
+        kernel: Kernel,
+    ) -> Self {
+        let is_counted = options.tokens_on_device != 0;
+        Self {
+            launch: Launch {
+                varies: machine.keeps_rows(),
+                ..Launch::begin(machine, &args.common, kernel, is_counted)
+            },
+            args,
+            options,
+        }
     }
-}
 
-/// The extent that dispatch found over all sources, and the tactics of this launch.
-#[inline(always)]
-fn tactics_of<M: Machine>(launch: &Launch<M>, phase: Phase) -> (Extent, CombineTactics) {
-    let machine = launch.machine;
-    let extent = Extent::of_word(machine.peek(Counter::Extent));
-    let grid = machine.warp_position().grid();
-    let spans_nodes = machine.spans_nodes();
-    let tactics = CombineTactics::decide(
-        launch.common,
-        launch.tokens,
-        extent,
-        phase,
-        grid,
-        spans_nodes,
-        machine.keeps_rows(),
-    );
-    (extent, tactics)
+    /// The extent that dispatch found over all sources, and the tactics of this launch.
+    #[inline(always)]
+    fn tactics(&self, phase: Phase) -> (Extent, CombineTactics) {
+        let machine = self.machine;
+        let extent = Extent::of_word(machine.peek(Counter::Extent));
+        let grid = machine.warp_position().grid();
+        let spans_nodes = machine.spans_nodes();
+        let tactics = CombineTactics::decide(
+            self.common,
+            self.tokens,
+            extent,
+            phase,
+            grid,
+            spans_nodes,
+            machine.keeps_rows(),
+        );
+        (extent, tactics)
+    }
 }

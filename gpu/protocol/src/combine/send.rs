@@ -1,15 +1,13 @@
 //! Combine on the experts' rank: the results for received rows return to their sources.
 
-use ferry_layout::{CombineArgs, CombineMode, CombineOptions, Counter};
+use ferry_layout::{CombineMode, Counter};
 
 use crate::combine::credits;
+use crate::combine::launch::Combine;
 use crate::combine::received::item_here;
-use crate::combine::send_batched::send_batched;
-use crate::combine::send_exact::send_exact;
-use crate::combine::send_reduced::send_reduced;
 use crate::combine::work::Work;
 use crate::machine::Machine;
-use crate::sync::launch::{Aborted, Launch};
+use crate::sync::launch::Aborted;
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
 use crate::work::batches::Batches;
@@ -17,69 +15,69 @@ use crate::work::extent::Extent;
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
 
-/// Sends every row that this rank received back to its source: this warp's items, if it sends.
-#[inline(always)]
-pub fn send_back<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
-    extent: Extent,
-    tactics: CombineTactics,
-    sender: Option<Partition>,
-) -> Result<(), Aborted> {
-    let machine = launch.machine;
-    if machine.warp() == 0 {
-        machine.leave(Counter::DispatchTickets, 0);
-    }
-    let Some(partition) = sender else {
-        return Ok(());
-    };
-    let items = extent.items(&launch.common.shape);
-    let batches = match tactics.batch {
-        1 => Batches::none(items),
-        size => Batches::of(items, partition.of, size),
-    };
-    let tickets = batches.tickets();
-    let mut queue = WorkQueue::new(machine, partition, tickets, Counter::CombineTickets);
-    let mut has_read = false;
-    while let Some(ticket) = queue.next_item() {
-        let index = batches.first_item(ticket);
-        if batches.is_batch(ticket) {
-            send_batched(launch, args, options, extent, index, || queue.take_ticket());
-            continue;
+impl<M: Machine> Combine<'_, M> {
+    /// Sends every row that this rank received back to its source: this warp's items, if it sends.
+    #[inline(always)]
+    pub fn send_back(
+        &self,
+        extent: Extent,
+        tactics: CombineTactics,
+        sender: Option<Partition>,
+    ) -> Result<(), Aborted> {
+        let machine = self.machine;
+        if machine.warp() == 0 {
+            machine.leave(Counter::DispatchTickets, 0);
         }
-        let item = item_here(launch, extent, index);
-        // If items are flagged by block, a warp without one takes part, too.
-        if item.is_none() && tactics.wire != Wire::FlaggedByBlock {
-            queue.take_ticket();
-            continue;
-        }
-        let read = || {
-            // Before the rows are written, so that nothing waits for their stores.
-            if tactics.one_item_each {
-                has_read = true;
-                credits::count_read(launch, tactics);
-            }
+        let Some(partition) = sender else {
+            return Ok(());
         };
-        let work = Work {
-            wire: tactics.wire,
-            partition,
-            items,
-            item,
+        let items = extent.items(&self.common.shape);
+        let batches = match tactics.batch {
+            1 => Batches::none(items),
+            size => Batches::of(items, partition.of, size),
         };
-        match launch.common.shape.mode() {
-            CombineMode::Reduced => {
-                send_reduced(launch, args, options, work, read, || queue.take_ticket());
+        let tickets = batches.tickets();
+        let mut queue = WorkQueue::new(machine, partition, tickets, Counter::CombineTickets);
+        let mut has_read = false;
+        while let Some(ticket) = queue.next_item() {
+            let index = batches.first_item(ticket);
+            if batches.is_batch(ticket) {
+                self.send_batched(extent, index, || queue.take_ticket());
+                continue;
             }
-            CombineMode::Exact => send_exact(launch, args, options, work, || queue.take_ticket()),
+            let item = item_here(self, extent, index);
+            // If items are flagged by block, a warp without one takes part, too.
+            if item.is_none() && tactics.wire != Wire::FlaggedByBlock {
+                queue.take_ticket();
+                continue;
+            }
+            let read = || {
+                // Before the rows are written, so that nothing waits for their stores.
+                if tactics.one_item_each {
+                    has_read = true;
+                    credits::count_read(self, tactics);
+                }
+            };
+            let work = Work {
+                wire: tactics.wire,
+                partition,
+                items,
+                item,
+            };
+            match self.common.shape.mode() {
+                CombineMode::Reduced => {
+                    self.send_reduced(work, read, || queue.take_ticket());
+                }
+                CombineMode::Exact => self.send_exact(work, || queue.take_ticket()),
+            }
         }
+        if !has_read {
+            credits::count_read(self, tactics);
+        }
+        // A warp that reduces late, if at all.
+        if tactics.one_item_each && partition.index == partition.of / 2 {
+            credits::wait_and_return(self)?;
+        }
+        Ok(())
     }
-    if !has_read {
-        credits::count_read(launch, tactics);
-    }
-    // A warp that reduces late, if at all.
-    if tactics.one_item_each && partition.index == partition.of / 2 {
-        credits::wait_and_return(launch)?;
-    }
-    Ok(())
 }

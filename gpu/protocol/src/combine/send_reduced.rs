@@ -1,143 +1,130 @@
 //! Reduced mode: a token's expert outputs on this rank are summed, weighted, and their sum goes back.
 
-use ferry_layout::{CombineArgs, CombineOptions, Header, Rank, Tensor};
+use ferry_layout::{Header, Rank, Tensor};
 
-use crate::combine::received::{read_rows, row_weight, slots_here};
-use crate::combine::rows::{Returned, end_view, return_weights};
+use crate::combine::launch::Combine;
+use crate::combine::rows::{Returned, end_view};
 use crate::combine::work::Work;
 use crate::machine::Machine;
 use crate::machine::finishing::Rounding;
 use crate::machine::rows::{Put, Row};
-use crate::sync::launch::Launch;
 use crate::tactics::Wire;
 use crate::wire::flagged;
 use crate::work::item::Item;
 use crate::work::ranks::{is_p2p, lane_or_none, ranks_of, reduced_slot};
 
-/// Sends the sum of an item back. `read` is called after everything that dispatch brought for the item is
-/// read, `written` after the row, if there is one, is written.
-#[inline(always)]
-pub fn send_reduced<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
-    work: Work,
-    read: impl FnOnce(),
-    written: impl FnOnce(),
-) {
-    let slot = match work.item {
-        Some(item) => sum_item(launch, args, options, work.wire, item, read),
-        None => 0,
-    };
-    written();
-    match (work.wire, work.item) {
-        (Wire::Inline, _) => {}
-        (Wire::FlaggedByBlock, item) => {
-            let word = item.map_or(0, |item| Flag { item, slot }.to_word());
-            publish_by_block(launch, work, word);
+impl<M: Machine> Combine<'_, M> {
+    /// Sends the sum of an item back. `read` is called after everything that dispatch brought for the item is
+    /// read, `written` after the row, if there is one, is written.
+    #[inline(always)]
+    pub fn send_reduced(&self, work: Work, read: impl FnOnce(), written: impl FnOnce()) {
+        let slot = match work.item {
+            Some(item) => self.sum_item(work.wire, item, read),
+            None => 0,
+        };
+        written();
+        match (work.wire, work.item) {
+            (Wire::Inline, _) => {}
+            (Wire::FlaggedByBlock, item) => {
+                let word = item.map_or(0, |item| Flag { item, slot }.to_word());
+                self.publish_by_block(work, word);
+            }
+            (_, Some(item)) => self.publish(item, slot),
+            (_, None) => {}
         }
-        (_, Some(item)) => publish(launch, options, item, slot),
-        (_, None) => {}
     }
-}
 
-/// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another
-/// node, into the staging area. Returns the slot of the row at the source. `read`: as for [`send_reduced`].
-#[inline(always)]
-fn sum_item<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
-    wire: Wire,
-    item: Item,
-    read: impl FnOnce(),
-) -> u32 {
-    let (machine, common) = (launch.machine, launch.common);
-    let (shape, window, me) = (&common.shape, &common.window, common.rank());
-    let Item { source, token, .. } = item;
-    let header = window.dispatch_row(source, token).plus(common.row.header);
-    // All loads are issued before any is waited for.
-    let positions = read_rows(launch, options, item);
-    // The last lanes repeat an assignment rather than branch.
-    let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
-    let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
-    let words = machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
-    let weights = machine.lanes(|lane| {
-        let position = machine.own(positions, lane);
-        row_weight(machine, args, options, position, header.plus(weight(lane)))
-    });
-    let experts = machine.lanes(|lane| {
-        let assignment = shape.assignment_words().decode(machine.own(words, lane));
-        lane_or_none(lane, shape.top_k, || assignment.expert)
-    });
-    let here = slots_here(machine, args, positions);
-    let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
-    end_view(launch, options.rows.layout(), item);
-    read();
+    /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another
+    /// node, into the staging area. Returns the slot of the row at the source. `read`: as for [`send_reduced`].
+    #[inline(always)]
+    fn sum_item(&self, wire: Wire, item: Item, read: impl FnOnce()) -> u32 {
+        let (machine, common) = (self.machine, self.common);
+        let (shape, window, me) = (&common.shape, &common.window, common.rank());
+        let Item { source, token, .. } = item;
+        let header = window.dispatch_row(source, token).plus(common.row.header);
+        // All loads are issued before any is waited for.
+        let positions = self.read_rows(item);
+        // The last lanes repeat an assignment rather than branch.
+        let assignment = |lane: u32| Header::assignment(lane.min(shape.top_k - 1));
+        let weight = |lane: u32| Header::weight(shape.top_k, lane.min(shape.top_k - 1));
+        let words = machine.lanes(|lane| machine.read_window(header.plus(assignment(lane))));
+        let weights = machine.lanes(|lane| {
+            let position = machine.own(positions, lane);
+            self.row_weight(position, header.plus(weight(lane)))
+        });
+        let experts = machine.lanes(|lane| {
+            let assignment = shape.assignment_words().decode(machine.own(words, lane));
+            lane_or_none(lane, shape.top_k, || assignment.expert)
+        });
+        let here = self.slots_here(positions);
+        let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
+        end_view(self, self.options.rows.layout(), item);
+        read();
 
-    let to = if wire == Wire::Inline {
-        Row::Inline(source, window.inline_combine_row(token, slot))
-    } else if is_p2p(machine, common, source) {
-        Row::Window(source, window.combine_row(token, slot))
-    } else {
-        Row::Window(me, window.reduced_staging(source, token))
-    };
-    machine.sum_rows(
-        item.range(shape.combine_row_bytes()),
-        here,
-        |k| {
-            let weight = f32::from_bits(machine.broadcast(weights, k));
-            let position = machine.broadcast(positions, k);
-            (Row::Tensor(Tensor::Expert, position), weight)
-        },
-        to,
-        Rounding,
-    );
-    if machine.keeps_rows() && item.part == 0 {
-        let row = machine.broadcast(positions, 0);
-        return_weights(launch, args, options, to, Returned { row, experts });
+        let to = if wire == Wire::Inline {
+            Row::Inline(source, window.inline_combine_row(token, slot))
+        } else if is_p2p(machine, common, source) {
+            Row::Window(source, window.combine_row(token, slot))
+        } else {
+            Row::Window(me, window.reduced_staging(source, token))
+        };
+        machine.sum_rows(
+            item.range(shape.combine_row_bytes()),
+            here,
+            |k| {
+                let weight = f32::from_bits(machine.broadcast(weights, k));
+                let position = machine.broadcast(positions, k);
+                (Row::Tensor(Tensor::Expert, position), weight)
+            },
+            to,
+            Rounding,
+        );
+        if machine.keeps_rows() && item.part == 0 {
+            let row = machine.broadcast(positions, 0);
+            self.return_weights(to, Returned { row, experts });
+        }
+        slot
     }
-    slot
-}
 
-/// Flags an item's sum at its source, or puts it there.
-#[inline(always)]
-fn publish<M: Machine>(launch: &Launch<M>, options: &CombineOptions, item: Item, slot: u32) {
-    let (machine, common, epoch) = (launch.machine, launch.common, launch.epoch);
-    let window = &common.window;
-    let flag = window.combine_flag(item.flag(), slot);
-    machine.release();
-    if is_p2p(machine, common, item.source) {
-        machine.lanes(|lane| {
-            if lane == 0 {
-                flagged::publish(machine, item.source, flag, epoch);
+    /// Flags an item's sum at its source, or puts it there.
+    #[inline(always)]
+    fn publish(&self, item: Item, slot: u32) {
+        let (machine, common, epoch) = (self.machine, self.common, self.epoch);
+        let window = &common.window;
+        let flag = window.combine_flag(item.flag(), slot);
+        machine.release();
+        if is_p2p(machine, common, item.source) {
+            machine.lanes(|lane| {
+                if lane == 0 {
+                    flagged::publish(machine, item.source, flag, epoch);
+                }
+            });
+        } else {
+            machine.put(Put {
+                peer: item.source,
+                from: window.reduced_staging(item.source, item.token),
+                to: window.combine_row(item.token, slot),
+                bytes: match machine.keeps_rows() && self.options.rows.weights != 0 {
+                    true => common.shape.weighted_combine_row_bytes(),
+                    false => common.shape.combine_row_bytes(),
+                },
+                signal: flag,
+                value: epoch.0,
+            });
+        }
+    }
+
+    /// Flags this warp's only item, if it has one. `word`: its [`Flag`], or 0.
+    #[inline(always)]
+    fn publish_by_block(&self, work: Work, word: u64) {
+        let (machine, window, epoch) = (self.machine, &self.common.window, self.epoch);
+        flagged::publish_by_block(machine, work.partition, work.items, word, |_, word| {
+            if word != 0 {
+                let (source, item, slot) = Flag::of_word(word);
+                flagged::publish(machine, source, window.combine_flag(item, slot), epoch);
             }
         });
-    } else {
-        machine.put(Put {
-            peer: item.source,
-            from: window.reduced_staging(item.source, item.token),
-            to: window.combine_row(item.token, slot),
-            bytes: match machine.keeps_rows() && options.rows.weights != 0 {
-                true => common.shape.weighted_combine_row_bytes(),
-                false => common.shape.combine_row_bytes(),
-            },
-            signal: flag,
-            value: epoch.0,
-        });
     }
-}
-
-/// Flags this warp's only item, if it has one. `word`: its [`Flag`], or 0.
-#[inline(always)]
-fn publish_by_block<M: Machine>(launch: &Launch<M>, work: Work, word: u64) {
-    let (machine, window, epoch) = (launch.machine, &launch.common.window, launch.epoch);
-    flagged::publish_by_block(machine, work.partition, work.items, word, |_, word| {
-        if word != 0 {
-            let (source, item, slot) = Flag::of_word(word);
-            flagged::publish(machine, source, window.combine_flag(item, slot), epoch);
-        }
-    });
 }
 
 /// The flag of an item that was sent back.

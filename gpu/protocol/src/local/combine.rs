@@ -6,8 +6,8 @@ use ferry_layout::{
 };
 
 use crate::combine::ending::{Ending, GivenEnding, OnlyRounds, only_rounds};
-use crate::combine::received::{read_positions, row_weight, slots_here};
-use crate::combine::reduce::{copy_slots, leave_round};
+use crate::combine::launch::Combine;
+use crate::combine::received::read_positions;
 use crate::machine::Machine;
 use crate::machine::rows::Row;
 use crate::sync::launch::{Aborted, Launch};
@@ -44,28 +44,28 @@ fn sum_tokens<M: Machine>(
         Kernel::LocalCombine,
         options.tokens_on_device != 0,
     );
-    launch.check()?;
-    sum_items(&launch, args, options, ending);
-    leave_round(&launch);
+    let combine = Combine {
+        launch,
+        args,
+        options,
+    };
+    combine.check()?;
+    sum_items(&combine, ending);
+    combine.leave_round();
     Ok(())
 }
 
 /// Computes this warp's items of the sums.
 #[inline(always)]
-fn sum_items<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
-    ending: impl Ending<M>,
-) {
-    let (machine, common) = (launch.machine, launch.common);
+fn sum_items<M: Machine>(combine: &Combine<M>, ending: impl Ending<M>) {
+    let (machine, common) = (combine.machine, combine.common);
     let position = machine.warp_position();
     let partition = Partition {
         index: position.warp(),
         of: position.warps(),
     };
-    let parts = common.shape.reduce_parts(launch.tokens);
-    let items = launch.tokens * parts;
+    let parts = common.shape.reduce_parts(combine.tokens);
+    let items = combine.tokens * parts;
     let mut queue = WorkQueue::new(machine, partition, items, Counter::CombineTickets);
     while let Some(index) = queue.next_item() {
         let item = Item {
@@ -74,33 +74,27 @@ fn sum_items<M: Machine>(
             part: index & (parts - 1),
             parts,
         };
-        sum_item(launch, args, options, ending, item);
+        sum_item(combine, ending, item);
         queue.take_ticket();
     }
 }
 
 /// Writes a part of a token's sum, or of its rows.
 #[inline(always)]
-fn sum_item<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
-    ending: impl Ending<M>,
-    item: Item,
-) {
-    let (machine, shape) = (launch.machine, &launch.common.shape);
+fn sum_item<M: Machine>(combine: &Combine<M>, ending: impl Ending<M>, item: Item) {
+    let (machine, shape) = (combine.machine, &combine.common.shape);
     // Both are loaded before either is waited for.
-    let positions = read_positions(launch, item);
-    let weights = read_weights(launch, args, options, item.token, positions);
-    let here = slots_here(machine, args, positions);
+    let positions = read_positions(combine, item);
+    let weights = read_weights(combine, item.token, positions);
+    let here = combine.slots_here(positions);
     let row = |k| Row::Tensor(Tensor::Expert, machine.broadcast(positions, k));
-    if shape.mode() == CombineMode::Exact && args.topk_weights == 0 {
-        return copy_slots(launch, item, here, row);
+    if shape.mode() == CombineMode::Exact && combine.args.topk_weights == 0 {
+        return combine.copy_slots(item, here, row);
     }
     let range = item.range(shape.combine_row_bytes());
     let weighted = |k| (row(k), f32::from_bits(machine.broadcast(weights, k)));
     let to = Row::Tensor(Tensor::Combined, item.token);
-    let finish = ending.of_token(launch, args, item.token);
+    let finish = ending.of_token(combine, item.token);
     machine.sum_rows(range, here, weighted, to, finish);
 }
 
@@ -108,16 +102,14 @@ fn sum_item<M: Machine>(
 /// repeat an assignment.
 #[inline(always)]
 fn read_weights<M: Machine>(
-    launch: &Launch<M>,
-    args: &CombineArgs,
-    options: &CombineOptions,
+    combine: &Combine<M>,
     token: u32,
     positions: M::Lanes<u32>,
 ) -> M::Lanes<u32> {
-    let (machine, common) = (launch.machine, launch.common);
+    let (machine, common) = (combine.machine, combine.common);
     let top_k = common.shape.top_k;
     let slot = |lane: u32| lane.min(top_k - 1);
-    if args.topk_weights != 0 {
+    if combine.args.topk_weights != 0 {
         return machine.lanes(|lane| {
             machine.read(
                 Table::TopkWeights,
@@ -129,6 +121,6 @@ fn read_weights<M: Machine>(
     let header = row.plus(common.row.header);
     machine.lanes(|lane| {
         let at = header.plus(Header::weight(top_k, slot(lane)));
-        row_weight(machine, args, options, machine.own(positions, lane), at)
+        combine.row_weight(machine.own(positions, lane), at)
     })
 }
