@@ -9,7 +9,7 @@ use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::combine::CombineTactics;
 use crate::wire::credit::Credit;
-use crate::work::ranks::on_each_rank;
+use crate::work::lanes::on_each_rank;
 
 /// Counts this warp, which has read all results of dispatch for its items. Each sender calls this once. If
 /// senders have one item each, a warp waits for all of them ([`wait_and_return`]), and nobody waits for the

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::sync::launch::Launch;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::ranks::lane_or_none;
+use crate::work::lanes::lane_or_none;
 use crate::work::received_row::received_row;
 
 impl<M: Machine> Combine<'_, M> {

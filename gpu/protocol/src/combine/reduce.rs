@@ -11,15 +11,16 @@ use crate::machine::counters::BlockCounter;
 use crate::machine::finishing::{Finish, Rounding};
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
-use crate::machine::rows::{Bits, ByteRange, Row};
+use crate::machine::rows::{ByteRange, Row};
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Awaited};
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
-use crate::wire::{credit, flagged, inline};
+use crate::wire::{flagged, inline, remote};
 use crate::work::item::Item;
+use crate::work::lanes::lane_or_none;
 use crate::work::partition::Partition;
-use crate::work::ranks::{lane_or_none, ranks_of};
+use crate::work::rank_set::RankSet;
 
 impl<M: Machine> Combine<'_, M> {
     /// Sums the rows that return for every token of this rank, and ends the round.
@@ -30,7 +31,7 @@ impl<M: Machine> Combine<'_, M> {
         reducer: Option<Partition>,
         ending: impl Ending<M>,
     ) -> Result<(), Aborted> {
-        let (machine, common) = (self.machine, self.common);
+        let (_machine, common) = (self.machine, self.common);
         if let Some(partition) = reducer {
             partition.debug_assert_is_one();
             let parts = tactics.reduce_parts;
@@ -47,15 +48,7 @@ impl<M: Machine> Combine<'_, M> {
                 index += partition.of;
             }
         }
-        // Data on a network outlives the kernel that sent it: none may be under way when windows are freed.
-        let spans_nodes = match self.kernel {
-            Kernel::Combine => machine.spans_nodes(),
-            // The machine answers no, as this kernel sends nothing.
-            _ => common.shape.spans_nodes(),
-        };
-        if spans_nodes && machine.warp() == 0 {
-            credit::wait_for_credits(self)?;
-        }
+        remote::wait_until_delivered(self)?;
         // A fused self ended the round when it returned its credits.
         if self.kernel != Kernel::Combine {
             self.leave_round();
@@ -100,7 +93,7 @@ impl<M: Machine> Combine<'_, M> {
         let to = Row::Tensor(Tensor::Combined, token);
         match shape.mode() {
             CombineMode::Reduced => {
-                let ranks = ranks_of(machine, shape, experts);
+                let ranks = RankSet::of_experts(machine, shape, experts);
                 let slots = low_bits(ranks.count());
                 if tactics.wire == Wire::Inline {
                     let row = |slot| window.inline_combine_row(token, slot);
@@ -112,14 +105,14 @@ impl<M: Machine> Combine<'_, M> {
                     });
                     return taken.or_else(|TimedOut { row: slot }| {
                         self.time_out_on(Awaited {
-                            peer: nth_rank(ranks, slot),
+                            peer: ranks.nth(slot),
                             region: Region::CombineRow,
                             index: token as u64,
                             saw: 0,
                         })
                     });
                 }
-                self.wait_for_slots(item, slots, |slot| nth_rank(ranks, slot))?;
+                self.wait_for_slots(item, slots, |slot| ranks.nth(slot))?;
                 machine.sum_rows(range, slots, |slot| (at(slot), 1.0), to, finish);
                 if part == 0 {
                     // They have arrived with the rows.
@@ -203,14 +196,4 @@ impl<M: Machine> Combine<'_, M> {
 fn low_bits(count: u32) -> u32 {
     debug_assert!(count <= u32::BITS, "{count} bits");
     ((1u64 << count) - 1) as u32
-}
-
-/// The rank of the `slot`-th set bit.
-#[inline(always)]
-fn nth_rank(mut ranks: u64, slot: u32) -> Rank {
-    debug_assert!(slot < ranks.count(), "slot {slot} of ranks {ranks:#b}");
-    for _ in 0..slot {
-        ranks &= ranks - 1;
-    }
-    Rank(ranks.lowest())
 }

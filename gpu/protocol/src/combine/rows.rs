@@ -9,7 +9,7 @@ use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::sync::wait::wait_for;
 use crate::work::item::Item;
-use crate::work::ranks::{ranks_of, reduced_slot};
+use crate::work::rank_set::RankSet;
 
 /// A row that returns.
 pub struct Returned<L> {
@@ -97,7 +97,7 @@ impl<M: Machine> Combine<'_, M> {
         if !machine.keeps_rows() || self.options.rows.combined_weights == 0 {
             return Ok(());
         }
-        let ranks = ranks_of(machine, shape, experts);
+        let ranks = RankSet::of_experts(machine, shape, experts);
         let routed =
             machine
                 .ballot(machine.lanes(|lane| {
@@ -105,7 +105,7 @@ impl<M: Machine> Combine<'_, M> {
                 }));
         let slots = machine.lanes(|lane| {
             let expert = machine.own(experts, lane).min(shape.experts - 1);
-            reduced_slot(window, ranks, shape.rank_of(expert))
+            ranks.reduced_slot(window, shape.rank_of(expert))
         });
         // Kept rather than computed by nested closures, which would live in memory.
         let at = machine.lanes(|lane: u32| {

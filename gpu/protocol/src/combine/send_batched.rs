@@ -10,7 +10,8 @@ use crate::machine::{LANES, Machine};
 use crate::wire::flagged;
 use crate::work::extent::Extent;
 use crate::work::item::Item;
-use crate::work::ranks::{lane_or_none, ranks_of, reduced_slot};
+use crate::work::lanes::lane_or_none;
+use crate::work::rank_set::RankSet;
 use crate::work::received_row::received_row;
 use crate::work::sub_warps::SubWarps;
 
@@ -133,11 +134,8 @@ impl<M: Machine> Combine<'_, M> {
                     false => NOT_ROUTED,
                 }
             });
-            let slot = reduced_slot(
-                &common.window,
-                ranks_of(machine, shape, experts),
-                common.rank(),
-            );
+            let slot = RankSet::of_experts(machine, shape, experts)
+                .reduced_slot(&common.window, common.rank());
             let has_come = coming & sub_warps.lanes(item) != 0;
             slots = machine.lanes(|lane| match has_come && sub_warps.item(lane) == item {
                 true => slot,

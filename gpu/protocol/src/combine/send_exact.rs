@@ -1,15 +1,15 @@
 //! Exact mode: every expert output of a token goes back as it is, into the row of its top-k slot.
 
-use ferry_layout::{NOT_ROUTED, OVERFLOWED, Tensor};
+use ferry_layout::{NOT_ROUTED, Tensor};
 
 use crate::combine::launch::Combine;
 use crate::combine::received::read_positions;
 use crate::combine::work::Work;
 use crate::machine::Machine;
-use crate::machine::rows::{ByteRange, Put, Row};
-use crate::wire::flagged;
+use crate::machine::rows::{ByteRange, Row};
+use crate::wire::{flagged, remote};
 use crate::work::item::Item;
-use crate::work::ranks::{for_each_bit, is_p2p};
+use crate::work::lanes::for_each_bit;
 
 impl<M: Machine> Combine<'_, M> {
     /// Sends an item back, if it arrived. `written` is called after its rows, if any, are written.
@@ -31,10 +31,9 @@ impl<M: Machine> Combine<'_, M> {
                 0 => 0,
                 _ => common.row.padded(self.options.shared(self.tokens).count),
             };
-            let row = (position & !OVERFLOWED).wrapping_sub(shared);
-            window.exact_staging(row.min(common.shape.max_rows() as u32 - 1))
+            remote::exact_staging(common, position, shared)
         };
-        let on_node = is_p2p(machine, common, source);
+        let on_node = remote::is_p2p(machine, common, source);
         for_each_bit(routed, |k| {
             let position = machine.broadcast(positions, k);
             let to = match on_node {
@@ -61,14 +60,8 @@ impl<M: Machine> Combine<'_, M> {
             });
         } else {
             for_each_bit(routed, |k| {
-                machine.put(Put {
-                    peer: source,
-                    from: staging(machine.broadcast(positions, k)),
-                    to: window.combine_row(token, k),
-                    bytes: common.shape.combine_row_bytes(),
-                    signal: window.combine_flag(item.flag(), k),
-                    value: epoch.0,
-                });
+                let from = staging(machine.broadcast(positions, k));
+                remote::put_exact(self, item, k, from);
             });
         }
     }

@@ -7,11 +7,12 @@ use crate::combine::rows::{Returned, end_view};
 use crate::combine::work::Work;
 use crate::machine::Machine;
 use crate::machine::finishing::Rounding;
-use crate::machine::rows::{Put, Row};
+use crate::machine::rows::Row;
 use crate::tactics::Wire;
-use crate::wire::flagged;
+use crate::wire::{flagged, remote};
 use crate::work::item::Item;
-use crate::work::ranks::{is_p2p, lane_or_none, ranks_of, reduced_slot};
+use crate::work::lanes::lane_or_none;
+use crate::work::rank_set::RankSet;
 
 impl<M: Machine> Combine<'_, M> {
     /// Sends the sum of an item back. `read` is called after everything that dispatch brought for the item is
@@ -57,16 +58,16 @@ impl<M: Machine> Combine<'_, M> {
             lane_or_none(lane, shape.top_k, || assignment.expert)
         });
         let here = self.slots_here(positions);
-        let slot = reduced_slot(window, ranks_of(machine, shape, experts), me);
+        let slot = RankSet::of_experts(machine, shape, experts).reduced_slot(window, me);
         end_view(self, self.options.rows.layout(), item);
         read();
 
         let to = if wire == Wire::Inline {
             Row::Inline(source, window.inline_combine_row(token, slot))
-        } else if is_p2p(machine, common, source) {
+        } else if remote::is_p2p(machine, common, source) {
             Row::Window(source, window.combine_row(token, slot))
         } else {
-            Row::Window(me, window.reduced_staging(source, token))
+            remote::staged_sum(common, item)
         };
         machine.sum_rows(
             item.range(shape.combine_row_bytes()),
@@ -93,24 +94,18 @@ impl<M: Machine> Combine<'_, M> {
         let window = &common.window;
         let flag = window.combine_flag(item.flag(), slot);
         machine.release();
-        if is_p2p(machine, common, item.source) {
+        if remote::is_p2p(machine, common, item.source) {
             machine.lanes(|lane| {
                 if lane == 0 {
                     flagged::publish(machine, item.source, flag, epoch);
                 }
             });
         } else {
-            machine.put(Put {
-                peer: item.source,
-                from: window.reduced_staging(item.source, item.token),
-                to: window.combine_row(item.token, slot),
-                bytes: match machine.keeps_rows() && self.options.rows.weights != 0 {
-                    true => common.shape.weighted_combine_row_bytes(),
-                    false => common.shape.combine_row_bytes(),
-                },
-                signal: flag,
-                value: epoch.0,
-            });
+            let bytes = match machine.keeps_rows() && self.options.rows.weights != 0 {
+                true => common.shape.weighted_combine_row_bytes(),
+                false => common.shape.combine_row_bytes(),
+            };
+            remote::put_reduced(self, item, slot, bytes);
         }
     }
 

@@ -18,8 +18,8 @@ use crate::machine::rows::{OutputRow, TokenPart};
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
+use crate::work::lanes::lane_or_none;
 use crate::work::partition::Partition;
-use crate::work::ranks::lane_or_none;
 
 /// Puts this rank's tokens, which all ranks have, in the order of this rank's experts, with offsets and
 /// sources. Waits for no other rank.

@@ -27,7 +27,7 @@ use crate::dispatch::send::numbering::block::{BLOCK_MEMORY_BYTES, count_below};
 use crate::machine::{LANES, Machine};
 use crate::tactics::local::LocalTactics;
 use crate::work::item::Item;
-use crate::work::ranks::lane_or_none;
+use crate::work::lanes::lane_or_none;
 
 /// Words of a vector, the counts that are cleared at a time.
 pub const VECTOR_WORDS: u32 = 4;

@@ -3,4 +3,5 @@
 pub mod credit;
 pub mod flagged;
 pub mod inline;
+pub mod remote;
 pub mod ticket;

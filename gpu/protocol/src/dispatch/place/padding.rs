@@ -7,8 +7,8 @@ use crate::dispatch::launch::Dispatch;
 use crate::dispatch::place::fill::fill_words;
 use crate::dispatch::place::shared::SharedGroup;
 use crate::machine::{LANES, Machine};
+use crate::work::lanes::for_each_bit;
 use crate::work::partition::Partition;
-use crate::work::ranks::for_each_bit;
 
 /// Entry of a row without a token: -1.
 const ABSENT: u32 = u32::MAX;

@@ -13,7 +13,7 @@ use crate::dispatch::place::scales::words_of;
 use crate::machine::rows::{Bits, OutputRow, TokenPart};
 use crate::machine::{LANES, Machine};
 use crate::work::item::RowLocation;
-use crate::work::ranks::for_each_bit;
+use crate::work::lanes::for_each_bit;
 
 impl<M: Machine> Dispatch<'_, M> {
     /// Whether the input is encoded. Never in BF16, for which kernels have no code for it.

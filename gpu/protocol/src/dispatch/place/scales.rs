@@ -12,8 +12,8 @@ use crate::machine::rows::ByteRange;
 use crate::machine::{LANES, Machine};
 use crate::sync::wait::wait_for;
 use crate::work::item::RowLocation;
+use crate::work::lanes::for_each_bit;
 use crate::work::partition::Partition;
-use crate::work::ranks::for_each_bit;
 
 /// Words of a tile: one a row.
 const TILE_WORDS: u32 = scale_placement::TILE_BYTES / 4;

@@ -1,13 +1,13 @@
 //! The headers of dispatch's rows: the words of a token's assignments, and its weights.
 
-use ferry_layout::{ByteOffset, Header, Rank, SENTINEL, avoid_sentinel};
+use ferry_layout::{ByteOffset, Header, SENTINEL, avoid_sentinel};
 
 use crate::dispatch::launch::Dispatch;
 use crate::dispatch::send::route::Route;
 use crate::machine::Machine;
 use crate::tactics::Numbering;
+use crate::wire::remote;
 use crate::work::item::RowLocation;
-use crate::work::ranks::{for_each_bit, p2p_ranks};
 
 impl<M: Machine> Dispatch<'_, M> {
     /// The words of a token's assignments in a small batch; else its experts.
@@ -69,7 +69,7 @@ impl<M: Machine> Dispatch<'_, M> {
         let (machine, common) = (self.machine, self.common);
         let (shape, window, me) = (&common.shape, &common.window, common.rank());
         let Route { token, ranks, .. } = route;
-        let p2p = p2p_ranks(machine, common, ranks);
+        let p2p = remote::p2p_ranks(machine, common, ranks);
         let staging = window.dispatch_staging(token).plus(common.row.header);
         let write = |to, header: ByteOffset| {
             machine.lanes(|lane| {
@@ -89,9 +89,7 @@ impl<M: Machine> Dispatch<'_, M> {
                 }
             });
         };
-        for_each_bit(p2p, |rank| {
-            write(Rank(rank), location.row.plus(location.header))
-        });
+        p2p.for_each(|rank| write(rank, location.row.plus(location.header)));
         if ranks != p2p {
             write(me, staging);
         }

@@ -9,15 +9,16 @@ use ferry_layout::{Counter, Rank, Tensor, TokenFormat};
 use crate::dispatch::launch::Dispatch;
 use crate::dispatch::send::route::Route;
 use crate::machine::Machine;
-use crate::machine::rows::{Bits, ByteRange, Put, Row, TokenPart};
+use crate::machine::rows::{ByteRange, Row, TokenPart};
 use crate::sync::launch::Aborted;
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
-use crate::wire::flagged;
+use crate::wire::{flagged, remote};
 use crate::work::item::{Item, RowLocation};
+use crate::work::lanes::on_each_rank;
 use crate::work::partition::Partition;
 use crate::work::queue::WorkQueue;
-use crate::work::ranks::{for_each_bit, node_of, on_each_rank, p2p_ranks};
+use crate::work::rank_set::RankSet;
 
 impl<M: Machine> Dispatch<'_, M> {
     /// Sends this warp's items.
@@ -83,13 +84,13 @@ impl<M: Machine> Dispatch<'_, M> {
         // A bit for each rank of the node; for the staging area, from which rows go to remote ranks, that of a
         // remote rank. Each rank begins with another one, and with another one for each token: otherwise all of
         // them would store to the same rank at the same time.
-        let p2p = p2p_ranks(machine, common, ranks);
+        let p2p = remote::p2p_ranks(machine, common, ranks);
         let is_remote = p2p != ranks;
         let staging = match is_remote {
-            true => (node_of(shape, me).lowest() + shape.p2p_world_size) % u64::BITS,
+            true => remote::staging_number(shape, me),
             false => 0,
         };
-        let targets = p2p | (is_remote as u64) << staging;
+        let targets = p2p.word() | (is_remote as u64) << staging;
         let rotation = (me.0 + token) % shape.ranks;
         let is_staged = |rank| is_remote && rank == staging;
         let to = |target| match (target + rotation) % u64::BITS {
@@ -117,12 +118,12 @@ impl<M: Machine> Dispatch<'_, M> {
 
     /// Flags this warp's only item, of `items`, if no warp has more. `ranks` are those of the item's token.
     #[inline(always)]
-    fn publish_by_block(&self, partition: Partition, items: u32, ranks: u64) {
+    fn publish_by_block(&self, partition: Partition, items: u32, ranks: RankSet) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
-        flagged::publish_by_block(machine, partition, items, ranks, |item, ranks| {
-            for_each_bit(ranks, |rank| {
+        flagged::publish_by_block(machine, partition, items, ranks.word(), |item, ranks| {
+            RankSet::of_word(ranks).for_each(|rank| {
                 let flag = common.window.dispatch_flag(common.rank(), item);
-                flagged::publish(machine, Rank(rank), flag, epoch);
+                flagged::publish(machine, rank, flag, epoch);
             });
         });
     }
@@ -131,26 +132,15 @@ impl<M: Machine> Dispatch<'_, M> {
     #[inline(always)]
     fn publish(&self, route: Route<M::Lanes<u32>>, item: u32) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
-        let (shape, window, me) = (&common.shape, &common.window, common.rank());
         let Route { token, ranks, .. } = route;
-        let p2p = p2p_ranks(machine, common, ranks);
-        let remote = ranks & !p2p;
+        let p2p = remote::p2p_ranks(machine, common, ranks);
         machine.release();
-        let flag = window.dispatch_flag(me, item);
-        on_each_rank(machine, shape.ranks, |rank| {
-            if p2p >> rank.0 & 1 != 0 {
+        let flag = common.window.dispatch_flag(common.rank(), item);
+        on_each_rank(machine, common.shape.ranks, |rank| {
+            if p2p.contains(rank) {
                 flagged::publish(machine, rank, flag, epoch);
             }
         });
-        for_each_bit(remote, |rank| {
-            machine.put(Put {
-                peer: Rank(rank),
-                from: window.dispatch_staging(token),
-                to: window.dispatch_row(me, token),
-                bytes: shape.dispatch_row_bytes(),
-                signal: flag,
-                value: epoch.0,
-            });
-        });
+        remote::put_dispatched(self, ranks.without(p2p), token, item);
     }
 }

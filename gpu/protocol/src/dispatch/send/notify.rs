@@ -9,8 +9,9 @@ use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::Aborted;
 use crate::tactics::Numbering;
+use crate::work::lanes::on_each_rank;
 use crate::work::partition::Partition;
-use crate::work::ranks::{on_each_rank, rank_bit};
+use crate::work::rank_set::RankSet;
 use crate::work::tasks::{expert_groups, tiles};
 
 /// Words that a lane has in flight.
@@ -71,7 +72,7 @@ impl<M: Machine> Dispatch<'_, M> {
         let shape = &common.shape;
         let touched = machine.lanes(|lane| {
             let token = group * LANES + lane;
-            let (mut ranks, mut first) = (0, 0);
+            let (mut ranks, mut first) = (RankSet::NONE, 0);
             while first < shape.top_k {
                 // Repeats loads rather than branch.
                 let ids = core::array::from_fn::<u32, DEPTH, _>(|step| {
@@ -79,16 +80,21 @@ impl<M: Machine> Dispatch<'_, M> {
                     let token = token.min(self.tokens - 1);
                     self.read_expert_id(numbering, assignment_index(shape.top_k, token, k))
                 });
-                core::array::from_fn::<(), DEPTH, _>(|step| ranks |= rank_bit(shape, ids[step]));
+                core::array::from_fn::<(), DEPTH, _>(|step| {
+                    ranks = ranks.with(RankSet::of_expert(shape, ids[step]));
+                });
                 first += DEPTH as u32;
             }
-            if token < self.tokens { ranks } else { 0 }
+            match token < self.tokens {
+                true => ranks,
+                false => RankSet::NONE,
+            }
         });
         let word = common.window.presence(common.rank(), group);
         for first in (0..shape.ranks).step_by(LANES as usize) {
             let mut bits = machine.lanes(|_| 0);
             for rank in first..shape.ranks.min(first + LANES) {
-                let come = machine.lanes(|lane| machine.own(touched, lane) >> rank & 1 != 0);
+                let come = machine.lanes(|lane| machine.own(touched, lane).contains(Rank(rank)));
                 let come = machine.ballot(come);
                 bits = machine.lanes(|lane| match first + lane == rank {
                     true => come,

@@ -8,7 +8,8 @@ use crate::dispatch::launch::Dispatch;
 use crate::dispatch::send::ids::whole_id;
 use crate::machine::Machine;
 use crate::tactics::Numbering;
-use crate::work::ranks::{lane_or_none, ranks_of};
+use crate::work::lanes::lane_or_none;
+use crate::work::rank_set::RankSet;
 
 /// Route of a token. `L`: one value a lane.
 #[derive(Clone, Copy)]
@@ -21,8 +22,8 @@ pub struct Route<L> {
     pub weights: L,
     /// Whether the user passed weights.
     pub is_weighted: bool,
-    /// The ranks of its experts, as bits.
-    pub ranks: u64,
+    /// The ranks of its experts.
+    pub ranks: RankSet,
 }
 
 impl<M: Machine> Dispatch<'_, M> {
@@ -60,7 +61,7 @@ impl<M: Machine> Dispatch<'_, M> {
             experts,
             weights,
             is_weighted,
-            ranks: ranks_of(machine, shape, experts),
+            ranks: RankSet::of_experts(machine, shape, experts),
         }
     }
 }
