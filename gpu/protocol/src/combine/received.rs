@@ -11,8 +11,8 @@ use crate::work::lanes::lane_or_none;
 use crate::work::received_row::received_row;
 
 impl<M: Machine> Combine<'_, M> {
-    /// The expert rows of an item's token, one a top-k slot. Of rows that stayed as they came, the only one is in
-    /// slot 0.
+    /// The expert rows of an item's token, one a top-k slot. Of rows that stayed as they came, the only one
+    /// is in slot 0.
     #[inline(always)]
     pub fn read_rows(&self, item: Item) -> M::Lanes<u32> {
         if !self.machine.keeps_rows() {

@@ -48,8 +48,8 @@ pub fn end_view<M: Machine>(launch: &Launch<M>, layout: ReceiveLayout, item: Ite
 }
 
 impl<M: Machine> Combine<'_, M> {
-    /// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the row
-    /// did not fit in the outputs. Nothing if no weights return.
+    /// Writes the weights of a row's slots whose experts are here, after its payload in `to`: zeros if the
+    /// row did not fit in the outputs. Nothing if no weights return.
     #[inline(always)]
     pub fn return_weights(&self, to: Row, returned: Returned<M::Lanes<u32>>) {
         let (machine, common) = (self.machine, self.common);
@@ -81,10 +81,10 @@ impl<M: Machine> Combine<'_, M> {
         });
     }
 
-    /// Writes the weights that the ranks of a token's experts returned, one for each top-k slot; 0 for slots that
-    /// are not routed. Waits for inline weights and re-arms their words; others have arrived with their rows. On
-    /// a time-out writes nothing, and the error has the slot of a row that is missing. Does nothing if the launch
-    /// returns no weights.
+    /// Writes the weights that the ranks of a token's experts returned, one for each top-k slot; 0 for slots
+    /// that are not routed. Waits for inline weights and re-arms their words; others have arrived with their
+    /// rows. On a time-out writes nothing, and the error has the slot of a row that is missing. Does nothing
+    /// if the launch returns no weights.
     #[inline(always)]
     pub fn take_weights(
         &self,

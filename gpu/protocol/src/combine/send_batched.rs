@@ -16,8 +16,8 @@ use crate::work::received_row::received_row;
 use crate::work::sub_warps::SubWarps;
 
 impl<M: Machine> Combine<'_, M> {
-    /// Sends back a batch of items from item `first` on: those that have come to this rank. Their rows are whole,
-    /// and their sources are P2P. Headers are read for all items at once, and one release is for all.
+    /// Sends back a batch of items from item `first` on: those that have come to this rank. Their rows are
+    /// whole, and their sources are P2P. Headers are read for all items at once, and one release is for all.
     #[inline(always)]
     pub fn send_batched(&self, extent: Extent, first: u32, written: impl FnOnce()) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
@@ -89,8 +89,8 @@ impl<M: Machine> Combine<'_, M> {
         });
     }
 
-    /// The expert row of a top-k slot of an item's token; the last slot again for slots after it. Of rows that
-    /// stayed as they came, the only one is in slot 0. For one lane.
+    /// The expert row of a top-k slot of an item's token; the last slot again for slots after it. Of rows
+    /// that stayed as they came, the only one is in slot 0. For one lane.
     #[inline(always)]
     fn position_of(&self, item: Item, slot: u32) -> u32 {
         let (machine, shape) = (self.machine, &self.common.shape);
@@ -118,8 +118,8 @@ impl<M: Machine> Combine<'_, M> {
         })
     }
 
-    /// The slot of each item's row at its source, on the item's lanes; [`SENTINEL`] if the item has not arrived.
-    /// `coming`: the lanes whose words are assignments.
+    /// The slot of each item's row at its source, on the item's lanes; [`SENTINEL`] if the item has not
+    /// arrived. `coming`: the lanes whose words are assignments.
     #[inline(always)]
     fn slots_of(&self, sub_warps: SubWarps, words: M::Lanes<u32>, coming: u32) -> M::Lanes<u32> {
         let (machine, common) = (self.machine, self.common);

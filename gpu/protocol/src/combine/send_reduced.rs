@@ -35,8 +35,9 @@ impl<M: Machine> Combine<'_, M> {
         }
     }
 
-    /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on another
-    /// node, into the staging area. Returns the slot of the row at the source. `read`: as for [`send_reduced`].
+    /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on
+    /// another node, into the staging area. Returns the slot of the row at the source. `read`: as for
+    /// [`send_reduced`].
     #[inline(always)]
     fn sum_item(&self, wire: Wire, item: Item, read: impl FnOnce()) -> u32 {
         let (machine, common) = (self.machine, self.common);

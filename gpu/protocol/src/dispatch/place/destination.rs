@@ -11,9 +11,9 @@ use crate::sync::wait::wait_for;
 use crate::work::item::{Item, RowLocation};
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Waits until the header of an item with inline flags is there, and re-arms it. `words` are the words of its
-    /// assignments, complete afterwards. Copies those of an item's first part to the place from which combine
-    /// reads them, with the weights. Returns the weights' words, complete in the first part alone.
+    /// Waits until the header of an item with inline flags is there, and re-arms it. `words` are the words of
+    /// its assignments, complete afterwards. Copies those of an item's first part to the place from which
+    /// combine reads them, with the weights. Returns the weights' words, complete in the first part alone.
     #[inline(always)]
     pub fn take_header(
         &self,
@@ -51,7 +51,8 @@ impl<M: Machine> Dispatch<'_, M> {
         Ok(weights)
     }
 
-    /// The words of the assignments in an item's header. The last lanes repeat an assignment rather than branch.
+    /// The words of the assignments in an item's header. The last lanes repeat an assignment rather than
+    /// branch.
     #[inline(always)]
     pub fn read_assignments(&self, from: RowLocation) -> M::Lanes<u32> {
         let (machine, last) = (self.machine, self.common.shape.top_k - 1);
@@ -121,14 +122,15 @@ impl SourceBase {
 }
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Whether experts have blocks, and scales have no layout of their own: their words are placed by the block.
+    /// Whether experts have blocks, and scales have no layout of their own: their words are placed by the
+    /// block.
     #[inline(always)]
     fn places_words(&self) -> bool {
         self.options.groups.block != 0 && self.common.shape.format().scale_layout().is_none()
     }
 
-    /// Reads a row's header and computes its places, after waiting for the bases of its experts. Places outside
-    /// the outputs: see [`locate`](Self::locate).
+    /// Reads a row's header and computes its places, after waiting for the bases of its experts. Places
+    /// outside the outputs: see [`locate`](Self::locate).
     #[inline(always)]
     pub fn find_destinations(
         &self,
@@ -148,10 +150,10 @@ impl<M: Machine> Dispatch<'_, M> {
         self.locate(item.source, local, ranks_in_expert)
     }
 
-    /// Finds the places of a row of `source` from its assignments, one a top-k slot: experts counted from this
-    /// rank's first, and ranks within them. A number that is none of this rank's experts has no place. Waits
-    /// until the experts' bases are known. A place outside the outputs is marked if more rows arrive than these
-    /// hold; else it is a miss.
+    /// Finds the places of a row of `source` from its assignments, one a top-k slot: experts counted from
+    /// this rank's first, and ranks within them. A number that is none of this rank's experts has no place.
+    /// Waits until the experts' bases are known. A place outside the outputs is marked if more rows arrive
+    /// than these hold; else it is a miss.
     #[inline(always)]
     fn locate(
         &self,

@@ -16,8 +16,9 @@ impl<M: Machine> Dispatch<'_, M> {
         }
     }
 
-    /// Writes the entries of the rows `positions` of a token that has not travelled, one a top-k slot, for the
-    /// slots `here`. `experts`: of each slot, counted from this rank's first. Its weights are in the own window.
+    /// Writes the entries of the rows `positions` of a token that has not travelled, one a top-k slot, for
+    /// the slots `here`. `experts`: of each slot, counted from this rank's first. Its weights are in the own
+    /// window.
     #[inline(always)]
     pub fn describe_own_rows(
         &self,

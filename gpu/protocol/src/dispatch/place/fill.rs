@@ -10,8 +10,8 @@ use crate::machine::{LANES, Machine};
 use crate::work::partition::Partition;
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Writes zeros to a row of the outputs: payload, scales, which begin at word `scales` and are `stride` words
-    /// apart, and the row's own scale.
+    /// Writes zeros to a row of the outputs: payload, scales, which begin at word `scales` and are `stride`
+    /// words apart, and the row's own scale.
     #[inline(always)]
     pub fn clear_row(&self, row: u32, scales: u64, stride: u64) {
         let (machine, common) = (self.machine, self.common);

@@ -12,8 +12,9 @@ use crate::dispatch::launch::Dispatch;
 use crate::machine::{LANES, Machine};
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Whether `rows` rows and `blocks` blocks of tiled scales, in `groups` groups, do not fit in the outputs.
-    /// If so, records that, and ends the offsets where the outputs end. One warp, which wrote the offsets.
+    /// Whether `rows` rows and `blocks` blocks of tiled scales, in `groups` groups, do not fit in the
+    /// outputs. If so, records that, and ends the offsets where the outputs end. One warp, which wrote the
+    /// offsets.
     #[inline(always)]
     pub fn settle_overflow(&self, groups: u32, rows: u32, blocks: u32) -> bool {
         let is_tiled = self.common.shape.has_tiled_scales();
@@ -38,8 +39,8 @@ impl<M: Machine> Dispatch<'_, M> {
         true
     }
 
-    /// Records that `region` has room for `wanted`, and that `saw` arrived: in addition to the one input fault of
-    /// a round, as results lack rows, and the user must learn of it.
+    /// Records that `region` has room for `wanted`, and that `saw` arrived: in addition to the one input
+    /// fault of a round, as results lack rows, and the user must learn of it.
     #[inline(always)]
     pub fn report_overflow(&self, region: Region, wanted: u64, saw: u32) {
         self.machine.lanes(|lane| {
@@ -144,8 +145,8 @@ pub const fn offsets_word(epoch: Epoch, overflows: bool) -> u64 {
 }
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Whether this round's rows do not fit in the outputs. Waits until that is known; false if that takes too
-    /// long.
+    /// Whether this round's rows do not fit in the outputs. Waits until that is known; false if that takes
+    /// too long.
     #[inline(always)]
     pub fn overflows(&self) -> bool {
         let (machine, epoch) = (self.machine, self.epoch);

@@ -23,8 +23,8 @@ impl<M: Machine> Dispatch<'_, M> {
         self.options.encoded.is_on() && !matches!(format, TokenFormat::Bf16)
     }
 
-    /// Writes the scales of a part of an encoded token to the row at `place(i)`, in a window, for every bit `i`
-    /// of `targets`. The codes are copied like BF16.
+    /// Writes the scales of a part of an encoded token to the row at `place(i)`, in a window, for every bit
+    /// `i` of `targets`. The codes are copied like BF16.
     #[inline(always)]
     pub fn send_scales(
         &self,
@@ -61,8 +61,8 @@ impl<M: Machine> Dispatch<'_, M> {
         });
     }
 
-    /// Copies a part of an encoded token to the row `to(i)` of the outputs for every bit `i` of `targets`, like
-    /// [`Machine::encode_output`]: words of scales are `stride` words apart.
+    /// Copies a part of an encoded token to the row `to(i)` of the outputs for every bit `i` of `targets`,
+    /// like [`Machine::encode_output`]: words of scales are `stride` words apart.
     #[inline(always)]
     pub fn place_encoded(
         &self,
@@ -108,8 +108,8 @@ impl<M: Machine> Dispatch<'_, M> {
         });
     }
 
-    /// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first word,
-    /// the end of the words, and a word for each lane from the first on.
+    /// Calls `put` for the scales of a part of a token, as rows carry them: with the number of the first
+    /// word, the end of the words, and a word for each lane from the first on.
     #[inline(always)]
     fn put_scales(&self, part: TokenPart, put: impl Fn(u32, u32, M::Lanes<u32>)) {
         let machine = self.machine;
@@ -122,8 +122,8 @@ impl<M: Machine> Dispatch<'_, M> {
         });
     }
 
-    /// Calls `each` for the scales of a part of a token, like [`put_scales`](Self::put_scales), but with all bits that the user
-    /// gave.
+    /// Calls `each` for the scales of a part of a token, like [`put_scales`](Self::put_scales), but with all
+    /// bits that the user gave.
     #[inline(always)]
     fn each_words(
         &self,

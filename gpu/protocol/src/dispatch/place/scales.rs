@@ -39,8 +39,8 @@ impl<M: Machine> Dispatch<'_, M> {
         }
     }
 
-    /// First word of the scales of blockwise FP8 of output row `position`, in the padded block of local expert
-    /// `expert`. Wraps around, as positions do.
+    /// First word of the scales of blockwise FP8 of output row `position`, in the padded block of local
+    /// expert `expert`. Wraps around, as positions do.
     #[inline(always)]
     pub fn first_scale_word_in_block(&self, position: u32, expert: u32) -> u32 {
         let (machine, groups) = (self.machine, &self.options.groups);
@@ -62,7 +62,8 @@ impl<M: Machine> Dispatch<'_, M> {
         }
     }
 
-    /// The first words that [`place_scales`](Self::place_scales) needs. They are loaded before the warp waits for anything.
+    /// The first words that [`place_scales`](Self::place_scales) needs. They are loaded before the warp waits
+    /// for anything.
     #[inline(always)]
     pub fn read_scales_ahead(&self, place: RowLocation) -> M::Lanes<u32> {
         let (first, end) = words_of(self.common, place.range);
@@ -95,9 +96,9 @@ impl<M: Machine> Dispatch<'_, M> {
         })
     }
 
-    /// Takes the scales of a part of a row, after waiting for them, and re-arms them: calls `put` with the number
-    /// of the first word, the end of the words, and a word for each lane from the first on. `ahead` is the result
-    /// of [`read_scales_ahead`](Self::read_scales_ahead).
+    /// Takes the scales of a part of a row, after waiting for them, and re-arms them: calls `put` with the
+    /// number of the first word, the end of the words, and a word for each lane from the first on. `ahead` is
+    /// the result of [`read_scales_ahead`](Self::read_scales_ahead).
     #[inline(always)]
     pub fn take_scales(
         &self,
@@ -151,10 +152,10 @@ impl<M: Machine> Dispatch<'_, M> {
         });
     }
 
-    /// Writes zeros for the scales of the rows that an expert's last block has and the expert has not: a matrix
-    /// multiplication reads whole blocks. `groups` groups precede the local experts. After the offsets are
-    /// written, which derive from counts received over the wire: a block that does not fit in the outputs is
-    /// skipped.
+    /// Writes zeros for the scales of the rows that an expert's last block has and the expert has not: a
+    /// matrix multiplication reads whole blocks. `groups` groups precede the local experts. After the offsets
+    /// are written, which derive from counts received over the wire: a block that does not fit in the outputs
+    /// is skipped.
     #[inline(always)]
     pub fn clear_unused_scales(&self, groups: u32, partition: Partition) {
         let (machine, common) = (self.machine, self.common);

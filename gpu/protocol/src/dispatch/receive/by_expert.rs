@@ -228,8 +228,8 @@ impl<M: Machine> Dispatch<'_, M> {
         let from = item.location(common);
         let row = from.of(common.rank());
         // All loads are issued before any is waited for. The header of a row with inline flags, which has the
-        // row's destinations and is kept for combine, its payload and its scales are then awaited and re-armed in
-        // turn. Other rows have arrived already.
+        // row's destinations and is kept for combine, its payload and its scales are then awaited and
+        // re-armed in turn. Other rows have arrived already.
         let scales = self.read_scales_ahead(from);
         let ahead = machine.read_ahead(from.range, row);
         let destinations = self.find_destinations(item, from)?;

@@ -256,8 +256,8 @@ impl<M: Machine> Dispatch<'_, M> {
     }
 
     /// Writes the ids of a lane's experts, after `groups` groups, and, if scales are tiled, publishes their
-    /// expert bases and writes their scale offsets. The scales begin at `block`, the rows end at `end`. For one
-    /// lane, after [`publish_bases`].
+    /// expert bases and writes their scale offsets. The scales begin at `block`, the rows end at `end`. For
+    /// one lane, after [`publish_bases`].
     #[inline(always)]
     fn describe_experts(&self, groups: u32, experts: Experts, mut block: u32, end: u32) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);

@@ -33,7 +33,8 @@ impl<M: Machine> Dispatch<'_, M> {
         self.assignment_words(route.experts, ranks)
     }
 
-    /// The words of a token's assignments without their ranks within experts, for rows that stay as they came.
+    /// The words of a token's assignments without their ranks within experts, for rows that stay as they
+    /// came.
     #[inline(always)]
     pub fn unnumbered_assignments(&self, route: Route<M::Lanes<u32>>) -> M::Lanes<u32> {
         self.assignment_words(route.experts, self.machine.lanes(|_| 0))
@@ -54,10 +55,10 @@ impl<M: Machine> Dispatch<'_, M> {
         })
     }
 
-    /// Writes a token's header after its payload, an assignment a lane: to its ranks of this node, and into the
-    /// staging area if the row also goes to others. Every part brings the assignments: a reader that sees the
-    /// part's flag sees them, too. Each inline part has a header of its own. The weights, which combine reads, go
-    /// with the first part.
+    /// Writes a token's header after its payload, an assignment a lane: to its ranks of this node, and into
+    /// the staging area if the row also goes to others. Every part brings the assignments: a reader that sees
+    /// the part's flag sees them, too. Each inline part has a header of its own. The weights, which combine
+    /// reads, go with the first part.
     #[inline(always)]
     pub fn write_header(
         &self,

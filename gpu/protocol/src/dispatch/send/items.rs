@@ -81,9 +81,9 @@ impl<M: Machine> Dispatch<'_, M> {
         let (shape, window, me) = (&common.shape, &common.window, common.rank());
         let Route { token, ranks, .. } = route;
         let range = location.range;
-        // A bit for each rank of the node; for the staging area, from which rows go to remote ranks, that of a
-        // remote rank. Each rank begins with another one, and with another one for each token: otherwise all of
-        // them would store to the same rank at the same time.
+        // A bit for each rank of the node; for the staging area, from which rows go to remote ranks, that of
+        // a remote rank. Each rank begins with another one, and with another one for each token: otherwise
+        // all of them would store to the same rank at the same time.
         let p2p = remote::p2p_ranks(machine, common, ranks);
         let is_remote = p2p != ranks;
         let staging = match is_remote {

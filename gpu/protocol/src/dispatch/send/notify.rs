@@ -19,8 +19,8 @@ use crate::work::tasks::{expert_groups, tiles};
 const DEPTH: usize = 8;
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Sends this warp's partition of the notifications. The number of assignments for each expert results from
-    /// numbering them.
+    /// Sends this warp's partition of the notifications. The number of assignments for each expert results
+    /// from numbering them.
     #[inline(always)]
     pub fn notify(&self, numbering: Numbering, partition: Partition) -> Result<(), Aborted> {
         if partition.index == 0 {

@@ -27,7 +27,8 @@ pub struct Route<L> {
 }
 
 impl<M: Machine> Dispatch<'_, M> {
-    /// Reads the experts of a token and keeps them for combine. Ids that do not exist are reported and left out.
+    /// Reads the experts of a token and keeps them for combine. Ids that do not exist are reported and left
+    /// out.
     #[inline(always)]
     pub fn read_route(&self, numbering: Numbering, token: u32) -> Route<M::Lanes<u32>> {
         let (machine, common) = (self.machine, self.common);
@@ -104,8 +105,9 @@ impl<M: Machine> Dispatch<'_, M> {
         }
     }
 
-    /// Reports an expert below `experts` that a token lists twice. Of ids that are i32 also a number that is none
-    /// of an expert: the record has all of it, and the host reports that it [does not exist](report_invalid).
+    /// Reports an expert below `experts` that a token lists twice. Of ids that are i32 also a number that is
+    /// none of an expert: the record has all of it, and the host reports that it [does not
+    /// exist](report_invalid).
     #[inline(always)]
     pub fn report_duplicates(&self, token: u32, experts: u32, given: M::Lanes<u32>) {
         let (machine, common) = (self.machine, self.common);
