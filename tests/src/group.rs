@@ -63,12 +63,13 @@ pub struct GroupArgs {
     #[arg(long, value_name = "FILE", requires = "rendezvous")]
     pub rendezvous_key: Option<PathBuf>,
     /// Run the ranks, which --ranks counts, as processes of this machine in an NVSHMEM group, with a network
-    /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken; for gpu
-    /// and replay. Starts an MPS daemon if ranks share GPUs
+    /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken; for
+    /// gpu, replay, soak and the pairs of bench. Starts an MPS daemon if ranks share GPUs
     #[cfg(feature = "suites")]
     #[arg(long, value_name = "SETTINGS", conflicts_with_all = ["rendezvous", "rank", "rendezvous_key"])]
     pub network: Option<ferry_network::settings::Settings>,
-    /// Ranks of a node, with --network [default: 1]; of the tests those for other nodes are left out
+    /// Ranks of a node, the others of which are reached as if they were remote [default: all; with --network
+    /// 1]; of gpu's tests, those for other nodes are left out
     #[cfg(feature = "suites")]
     #[arg(long, value_name = "N")]
     pub node: Option<usize>,

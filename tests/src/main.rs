@@ -30,19 +30,19 @@ enum Command {
 }
 
 impl Command {
-    /// Whether its ranks are to have a network between them. An error if they cannot: their plans are for one
-    /// node.
+    /// Whether its ranks are to be started with a network between them. An error if they cannot: their plans
+    /// are for one node. `killed` starts its ranks itself.
     fn has_network(&self) -> anyhow::Result<bool> {
         let (args, can) = match self {
             Self::Replay(args) => (&args.group_args, true),
             Self::Gpu(args) => (&args.group_args, true),
-            Self::Bench(args) => (&args.group_args, false),
-            Self::Soak(args) => (&args.group_args, false),
+            Self::Bench(args) => (&args.group_args, true),
+            Self::Soak(args) => (&args.group_args, true),
             Self::Demo(args) => (&args.group_args, false),
             _ => return Ok(false),
         };
         let has = args.network.is_some();
-        anyhow::ensure!(can || !has, "--network: is for gpu and replay");
+        anyhow::ensure!(can || !has, "--network: is for gpu, replay, soak and bench");
         Ok(has)
     }
 

@@ -47,19 +47,114 @@ const VARIABLES: [(&str, &str); 5] = [
 /// Whether the user wants all to end.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
+/// The network of processes: their variables, the folder of their counts, and a daemon of MPS where they
+/// share GPUs. A drop ends the daemon and removes the folder.
+pub struct Network {
+    settings: String,
+    /// Ranks of a node.
+    node: usize,
+    /// Variables of all.
+    variables: Vec<(OsString, OsString)>,
+    // The daemon ends before its folder.
+    mps: Option<Mps>,
+    folder: Option<Folder>,
+}
+
+impl Network {
+    /// A network with these settings between nodes of `node` ranks each, which divide `ranks`.
+    fn new(settings: &str, node: usize, ranks: usize) -> Result<Self> {
+        settings
+            .parse::<settings::Settings>()
+            .with_context(|| format!("--network {settings}"))?;
+        ensure!(
+            ranks.is_multiple_of(node),
+            "--node {node}: does not divide the {ranks} of --ranks"
+        );
+        let alone = (node == 1).then_some(("NVSHMEM_DISABLE_NCCL", "1"));
+        let variables = VARIABLES.into_iter().chain(alone);
+        Ok(Self {
+            settings: settings.to_owned(),
+            node,
+            variables: variables
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+            mps: None,
+            folder: None,
+        })
+    }
+
+    /// Finds the transport, and NVSHMEM.
+    fn load(&mut self, program: &Path) -> Result<()> {
+        let library = library(program)?;
+        let preloaded = env::var_os("LD_PRELOAD").unwrap_or_default();
+        let preloaded = joined(library.as_os_str(), &preloaded, ":");
+        self.variables.push(("LD_PRELOAD".into(), preloaded));
+        self.variables.push((FOLDERS.into(), folders_of_nvshmem()));
+        Ok(())
+    }
+
+    /// Makes the folder, and starts the daemon that `mps` names if ranks share the `gpus` GPUs.
+    fn open(&mut self, mps: &OsStr, shares_gpus: bool, gpus: usize) -> Result<()> {
+        let folder = self.folder.insert(Folder::new()?);
+        if shares_gpus {
+            let daemon = self.mps.insert(Mps::start(mps, &folder.0, gpus)?);
+            self.variables.extend(daemon.variables());
+        }
+        Ok(())
+    }
+
+    /// A network for `ranks` processes of this program, which the caller starts: see
+    /// [`add_to`](Self::add_to).
+    pub fn start(settings: &str, node: usize, ranks: usize, gpus: usize) -> Result<Self> {
+        end_when_asked()?;
+        let mut network = Self::new(settings, node, ranks)?;
+        network.load(&env::current_exe().context("finding this program")?)?;
+        network.open(OsStr::new(mps::PROGRAM), ranks > gpus, gpus)?;
+        Ok(network)
+    }
+
+    /// Adds the variables of a rank to the command that starts it.
+    pub fn add_to(&self, command: &mut Command, rank: usize) {
+        let counts = self.folder.iter();
+        let counts: String = counts
+            .map(|folder| format!(",counts={}", folder.0.display()))
+            .collect();
+        command
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .env(settings::VARIABLE, format!("{}{counts}", self.settings))
+            .env(host_name::VARIABLE, format!("node{}", rank / self.node));
+    }
+
+    /// Prints what the transport of each of the ranks counted.
+    pub fn print_counts(&self, ranks: usize) {
+        let Some(folder) = &self.folder else {
+            return;
+        };
+        for rank in 0..ranks {
+            let text = fs::read_to_string(counts::file(&folder.0, rank)).unwrap_or_default();
+            println!("network of rank {rank}: {}", text.trim());
+        }
+    }
+}
+
+/// Whether the user wants all to end, of those that asked for it: see [`end_when_asked`].
+pub fn is_to_end() -> bool {
+    ENDS.load(Ordering::Relaxed)
+}
+
+/// Has Ctrl-C only noted from here on.
+fn end_when_asked() -> Result<()> {
+    ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")
+}
+
 /// Processes to be started.
 struct Launch {
     program: PathBuf,
     /// Arguments of all.
     arguments: Vec<OsString>,
     ranks: usize,
-    node: usize,
     shares_gpus: bool,
-    /// Variables of all.
-    variables: Vec<(OsString, OsString)>,
-    settings: String,
-    /// The folder of their counts.
-    counts: PathBuf,
+    network: Network,
 }
 
 /// Takes `name VALUE` and `name=VALUE` out of arguments; returns the last value.
@@ -95,16 +190,13 @@ impl Launch {
     /// Processes for the arguments of a command, without its name, on so many GPUs.
     fn new(mut arguments: Vec<OsString>, gpus: usize) -> Result<Self> {
         let settings = take(&mut arguments, "--network").unwrap_or_default();
-        let settings = settings.to_string_lossy().into_owned();
+        let settings = settings.to_string_lossy();
         settings
             .parse::<settings::Settings>()
             .with_context(|| format!("--network {settings}"))?;
         let ranks = number(&mut arguments, "--ranks")?.context("--network needs --ranks")?;
         let node = number(&mut arguments, "--node")?.unwrap_or(1);
-        ensure!(
-            ranks.is_multiple_of(node),
-            "--node {node}: does not divide the {ranks} of --ranks"
-        );
+        let network = Network::new(&settings, node, ranks)?;
         let group = take(&mut arguments, "--group");
         if let Some(group) = group.filter(|group| group != "nvshmem") {
             bail!("--group {}: --network is for nvshmem", group.display());
@@ -118,38 +210,22 @@ impl Launch {
         arguments.extend(["--group", "nvshmem", "--ranks", &ranks.to_string()].map(OsString::from));
         arguments.extend(["--node", &node.to_string()].map(OsString::from));
         arguments.extend(shares_gpus.then(|| "--share-gpus".into()));
-        let mut launch = Self {
+        Ok(Self {
             program: env::current_exe().context("finding this program")?,
             arguments,
             ranks,
-            node,
             shares_gpus,
-            variables: Vec::new(),
-            settings,
-            counts: PathBuf::new(),
-        };
-        launch.set_variables();
-        Ok(launch)
-    }
-
-    fn set_variables(&mut self) {
-        let mut set = |name: &str, value: &str| self.variables.push((name.into(), value.into()));
-        VARIABLES.iter().for_each(|(name, value)| set(name, value));
-        if self.node == 1 {
-            set("NVSHMEM_DISABLE_NCCL", "1");
-        }
+            network,
+        })
     }
 
     /// Arguments and variables of a rank.
     fn command(&self, rank: usize, address: &str) -> Command {
-        let settings = format!("{},counts={}", self.settings, self.counts.display());
         let mut command = Command::new(&self.program);
         command
             .args(&self.arguments)
-            .args(["--rank", &rank.to_string(), "--rendezvous", address])
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .env(settings::VARIABLE, settings)
-            .env(host_name::VARIABLE, format!("node{}", rank / self.node));
+            .args(["--rank", &rank.to_string(), "--rendezvous", address]);
+        self.network.add_to(&mut command, rank);
         command
     }
 
@@ -166,19 +242,11 @@ impl Launch {
             processes.0.push((child, None));
         }
         let ends = processes.wait();
-        self.print_counts();
+        self.network.print_counts(self.ranks);
         for (rank, end) in ends?.into_iter().enumerate() {
             ensure!(end.success(), "rank {rank} ended with {end}");
         }
         Ok(())
-    }
-
-    /// Prints what each rank's transport counted.
-    fn print_counts(&self) {
-        for rank in 0..self.ranks {
-            let text = fs::read_to_string(counts::file(&self.counts, rank)).unwrap_or_default();
-            println!("network of rank {rank}: {}", text.trim());
-        }
     }
 }
 
@@ -200,7 +268,7 @@ impl Processes {
             if let Some(ends) = ends {
                 return Ok(ends);
             }
-            ensure!(!ENDS.load(Ordering::Relaxed), "ended by the user");
+            ensure!(!is_to_end(), "ended by the user");
             if failed.is_some_and(|since| since.elapsed() > AFTER_FAILURE) {
                 let ended = |(rank, (_, end)): (usize, &(_, Option<ExitStatus>))| {
                     end.map_or_else(
@@ -287,30 +355,15 @@ fn joined(first: &OsStr, second: &OsStr, separator: &str) -> OsString {
 /// Runs this program's command, whose arguments have `--network`, as a process for each rank.
 pub fn run() -> Result<()> {
     let mut launch = Launch::new(env::args_os().skip(1).collect(), gpus())?;
-    let library = library(&launch.program)?;
-    let preloaded = env::var_os("LD_PRELOAD").unwrap_or_default();
-    launch.variables.extend([
-        (
-            "LD_PRELOAD".into(),
-            joined(library.as_os_str(), &preloaded, ":"),
-        ),
-        (FOLDERS.into(), folders_of_nvshmem()),
-    ]);
+    launch.network.load(&launch.program)?;
     run_all(launch, OsStr::new(mps::PROGRAM), gpus())
 }
 
 /// Runs a launch on so many GPUs, with a daemon of MPS if it shares them, until it has ended or the user ends
 /// it.
 fn run_all(mut launch: Launch, mps: &OsStr, gpus: usize) -> Result<()> {
-    ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")?;
-    let folder = Folder::new()?;
-    launch.counts.clone_from(&folder.0);
-    // Ends after the processes, and before its folder.
-    let daemon = launch.shares_gpus.then(|| Mps::start(mps, &folder.0, gpus));
-    let daemon = daemon.transpose()?;
-    launch
-        .variables
-        .extend(daemon.iter().flat_map(Mps::variables));
+    end_when_asked()?;
+    launch.network.open(mps, launch.shares_gpus, gpus)?;
     launch.run()
 }
 

@@ -298,10 +298,24 @@ mod tests {
     }
 
     #[test]
+    fn shapes_on_nodes_of_any_size_can_be_planned() {
+        let group = ferry::Group::simulated(4, 0).unwrap();
+        for seed in 0..500 {
+            for node in [1, 2, 4] {
+                let case = ferry_rig::some_keep_rows(ferry_rig::gpu_case(seed, 4, node));
+                let plan = ferry::Plan::new(&group, case.config());
+                assert!(plan.is_ok(), "{plan:?}: {case:?}");
+            }
+        }
+    }
+
+    #[test]
     fn rounds_on_a_group_are_compared() {
         let mut open =
             on_group::open_group(&args("--group simulated --ranks 2 --share-gpus")).unwrap();
-        let tally = on_group::shape(&mut open, 11, 9).unwrap();
-        assert_eq!(tally.rounds(), 9);
+        for node in [1, 2] {
+            let tally = on_group::shape(&mut open, 11, node, 9).unwrap();
+            assert_eq!(tally.rounds(), 9);
+        }
     }
 }

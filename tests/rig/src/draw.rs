@@ -195,8 +195,8 @@ pub(super) fn any_routing(dice: &mut Dice) -> Routing {
     }
 }
 
-/// A case for GPUs, all of one node: [`any_case`] with larger sizes, and eight rounds' tokens.
-pub fn gpu_case(seed: u64, ranks: usize) -> Case {
+/// A case for GPUs, `node` to a node: [`any_case`] with larger sizes, and eight rounds' tokens.
+pub fn gpu_case(seed: u64, ranks: usize, node: usize) -> Case {
     let case = any_case(seed);
     let mut dice = Dice::new(!seed);
     let experts = ranks * dice.pick(&[1, 2, 4, 8, 16, 32]);
@@ -206,7 +206,7 @@ pub fn gpu_case(seed: u64, ranks: usize) -> Case {
         .collect();
     Case {
         ranks,
-        p2p_world_size: ranks,
+        p2p_world_size: node,
         experts,
         top_k: (1 + dice.below(9)).min(experts),
         hidden: case.hidden * dice.pick(&[1, 1, 2, 3]),

@@ -243,14 +243,29 @@ impl BenchArgs {
         self
     }
 
-    /// Whether a part is wanted. Some need rows by expert, and are left out of all parts where rows are not.
+    /// Whether a part is wanted. Some need rows by expert, and are left out of all parts where rows are not;
+    /// so are, between nodes, those that copy from GPU to GPU or have no wire between nodes.
     pub fn wants(&self, part: Part) -> bool {
         let is_of_all = match part {
             Part::Layer => false,
+            Part::Dispatch | Part::Combine | Part::Pair => true,
+            _ if self.has_nodes() => false,
             Part::SkipA2a | Part::Options => self.receive == ReceiveLayout::ByExpert,
             _ => true,
         };
         self.only.contains(&part) || (self.only.is_empty() && is_of_all)
+    }
+
+    /// Whether ranks are on several nodes.
+    const fn has_nodes(&self) -> bool {
+        self.group_args.network.is_some() || self.group_args.node.is_some()
+    }
+
+    /// A part that was asked for and is not measured between nodes.
+    pub fn part_of_one_node(&self) -> Option<Part> {
+        use Part::{Combine, Dispatch, Pair};
+        let mut only = self.only.iter().copied();
+        only.find(|part| self.has_nodes() && !matches!(part, Dispatch | Combine | Pair))
     }
 
     /// Whether dispatch and combine run at all.
@@ -268,6 +283,7 @@ impl BenchArgs {
             receive: self.receive,
             max_sms: self.max_sms,
             specialise: !self.general,
+            p2p_world_size: self.group_args.node,
             options: self.given(format) != Given::Bf16 && !self.receive.keeps_rows(),
             ..Config::new(
                 self.experts,
@@ -374,5 +390,9 @@ mod tests {
             assert!(wants(&flags, Part::Pair));
             assert!(wants(&format!("{flags} --only options"), Part::Options));
         }
+        for part in [Part::Limits, Part::Nccl, Part::Silu, Part::Options] {
+            assert!(!wants("--node 2", part) && !wants("--network fence --ranks 2", part));
+        }
+        assert!(wants("--node 2", Part::Dispatch) && wants("--node 2", Part::Pair));
     }
 }

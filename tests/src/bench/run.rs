@@ -1,6 +1,6 @@
 //! The whole run.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ferry::{CombineMode, Plan, TokenFormat};
 use ferry_reference::Problem;
 
@@ -68,6 +68,10 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
         GroupChoice::Node => GroupKind::Node,
         GroupChoice::Nvshmem => GroupKind::Nvshmem,
     };
+    if let Some(part) = args.part_of_one_node() {
+        let part = format!("{part:?}").to_lowercase();
+        bail!("--only {part}: between nodes only dispatch, combine and pair are measured");
+    }
     let has_own = args.group_args.share_gpus || (1..=gpus).contains(&ranks);
     ensure!(
         args.predict.is_none() || !args.group_args.share_gpus,

@@ -47,7 +47,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
 fn each(suite: &Suite<'_>, run: impl Fn(&Case, Config)) -> Result<Outcome> {
     let first = suite.args.seed * 1000;
     for seed in first..first + CASES {
-        let case = gpu_case(seed, suite.ranks());
+        let case = gpu_case(seed, suite.ranks(), suite.ranks());
         let case = Case {
             how: [Return::Reduced, Return::Exact][seed as usize % 2],
             split: [0, u64::MAX][seed as usize / 2 % 2],

@@ -41,10 +41,7 @@ fn every_rank_has_its_number_its_node_and_the_arguments_that_were_given() {
     );
     assert_eq!(variable(&command, "FERRY_NETWORK_HOST").unwrap(), "node1");
     let settings = variable(&command, "FERRY_NETWORK").unwrap();
-    assert!(
-        settings.starts_with("relaxed,pieces=8,counts="),
-        "{settings}"
-    );
+    assert_eq!(settings, "relaxed,pieces=8");
     assert_eq!(
         variable(&command, "NVSHMEM_REMOTE_TRANSPORT").unwrap(),
         "ucx"
@@ -63,6 +60,15 @@ fn nccl_is_off_with_one_rank_a_node_and_gpus_are_shared_if_there_are_too_few() {
     );
     assert_eq!(variable(&command, "NVSHMEM_DISABLE_NCCL").unwrap(), "1");
     assert_eq!(variable(&command, "FERRY_NETWORK_HOST").unwrap(), "node0");
+}
+
+#[test]
+fn processes_that_somebody_else_starts_get_the_variables_of_their_node() {
+    let network = Network::new("fence", 2, 4).unwrap();
+    let mut command = Command::new("true");
+    network.add_to(&mut command, 2);
+    assert_eq!(variable(&command, "FERRY_NETWORK_HOST").unwrap(), "node1");
+    assert_eq!(variable(&command, "FERRY_NETWORK").unwrap(), "fence");
 }
 
 #[test]

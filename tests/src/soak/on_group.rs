@@ -44,12 +44,18 @@ pub fn run(args: &SoakArgs, first: u64) -> Result<()> {
     let all = (open.gather)(&first.to_le_bytes())?;
     let first = u64::from_le_bytes(all[0][..].try_into()?);
     let course = Course::new(args, first, open.scaled(LONGEST));
+    let ranks = open.group.ranks() as usize;
+    let node = args.group_args.node.unwrap_or(ranks);
+    ensure!(
+        node > 0 && ranks.is_multiple_of(node),
+        "--node {node}: does not divide the {ranks} ranks"
+    );
     let machine = introduce(&open, first)?;
     let is_over = AtomicBool::new(false);
     let lost = std::thread::scope(|scope| {
         scope.spawn(|| course.watch(args, || is_over.load(Ordering::Acquire)));
         // Other processes are talked to from the thread that joined them, as MPI wants it.
-        let lost = work(&course, &mut open);
+        let lost = work(&course, &mut open, node);
         is_over.store(true, Ordering::Release);
         lost
     });
@@ -83,7 +89,7 @@ fn introduce(open: &OpenGroup, first: u64) -> Result<String> {
 }
 
 /// Runs seeds for as long as no process has enough. An error if another process is lost.
-fn work(course: &Course, open: &mut OpenGroup) -> Result<()> {
+fn work(course: &Course, open: &mut OpenGroup, node: usize) -> Result<()> {
     let open = RefCell::new(open);
     let mut lost = Ok(());
     let goes_on = || match (open.borrow_mut().gather)(&[u8::from(course.goes_on())]) {
@@ -94,15 +100,15 @@ fn work(course: &Course, open: &mut OpenGroup) -> Result<()> {
         }
     };
     course.work_while(goes_on, |seed| {
-        let tally = shape(&mut open.borrow_mut(), seed, ROUNDS);
+        let tally = shape(&mut open.borrow_mut(), seed, node, ROUNDS);
         tally.map_err(|error| format!("{error:#}"))
     });
     lost
 }
 
-/// Rounds of a seed's shape, each compared. Collective.
-pub fn shape(open: &mut OpenGroup, seed: u64, rounds: usize) -> Result<Tally> {
-    let case = some_keep_rows(gpu_case(seed, open.group.ranks() as usize));
+/// Rounds of a seed's shape on nodes of so many ranks, each compared. Collective.
+pub fn shape(open: &mut OpenGroup, seed: u64, node: usize, rounds: usize) -> Result<Tally> {
+    let case = some_keep_rows(gpu_case(seed, open.group.ranks() as usize, node));
     let outcome = rounds_of(open, &case, rounds);
     outcome.with_context(|| format!("{case:?}"))
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::group::{GroupKind, gpus};
+use crate::network::{Network, is_to_end};
 use ferry_rig::Dice;
 use report::{Kill, RECOVERY, Report};
 
@@ -67,6 +68,12 @@ pub struct KilledArgs {
     /// File whose bytes are the key with which the processes meet
     #[arg(long, value_name = "FILE")]
     rendezvous_key: Option<PathBuf>,
+    /// Run the processes, which --ranks counts, with a network of the tests between nodes: see `gpu --help`
+    #[arg(long, value_name = "SETTINGS", conflicts_with = "rendezvous")]
+    network: Option<String>,
+    /// Ranks of a node [default: all; with --network 1]
+    #[arg(long, value_name = "N")]
+    node: Option<usize>,
     /// Address at which the processes meet: this is one of them
     #[arg(long, value_name = "HOST:PORT", hide = true, requires = "rank")]
     rendezvous: Option<SocketAddr>,
@@ -93,12 +100,14 @@ pub fn run(args: &KilledArgs) -> Result<()> {
         println!("skip a killed process: needs two processes");
         return Ok(());
     }
+    let network = network_of(args, ranks, found)?;
     let mut failed = 0;
     let mut dice = Dice::new(args.seed);
     for time in 1..=args.times {
+        ensure!(!is_to_end(), "ended by the user");
         let name = format!("a killed process, {time} of {}, {ranks} ranks", args.times);
         let start = Instant::now();
-        match kill_one(args, ranks, time, &mut dice) {
+        match kill_one(args, network.as_ref(), ranks, time, &mut dice) {
             Ok(figures) => println!(
                 "ok   {name} ({} ms): {figures}",
                 start.elapsed().as_millis()
@@ -117,6 +126,20 @@ pub fn run(args: &KilledArgs) -> Result<()> {
     Ok(())
 }
 
+/// The network between the processes, if there is to be one.
+fn network_of(args: &KilledArgs, ranks: usize, gpus: usize) -> Result<Option<Network>> {
+    let Some(settings) = &args.network else {
+        return Ok(None);
+    };
+    ensure!(
+        args.group == GroupKind::Nvshmem,
+        "--group {}: --network is for nvshmem",
+        args.group.name()
+    );
+    let node = args.node.unwrap_or(1);
+    Network::start(settings, node, ranks, gpus).map(Some)
+}
+
 /// An address that nobody listens on at the moment.
 fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
@@ -130,10 +153,16 @@ fn now_ns() -> u64 {
 }
 
 /// Once: what was measured.
-fn kill_one(args: &KilledArgs, ranks: usize, time: u64, dice: &mut Dice) -> Result<String> {
+fn kill_one(
+    args: &KilledArgs,
+    network: Option<&Network>,
+    ranks: usize,
+    time: u64,
+    dice: &mut Dice,
+) -> Result<String> {
     let victim = dice.below(ranks) as u32;
     let moment = Duration::from_micros(dice.bits() % LATEST_KILL.as_micros() as u64);
-    let mut processes = Processes::start(args, ranks, time.is_multiple_of(2))?;
+    let mut processes = Processes::start(args, network, ranks, time.is_multiple_of(2))?;
     processes.wait_until_ready()?;
     std::thread::sleep(moment);
     let kill = Kill {
@@ -183,7 +212,12 @@ struct Processes {
 }
 
 impl Processes {
-    fn start(args: &KilledArgs, ranks: usize, tries_again: bool) -> Result<Self> {
+    fn start(
+        args: &KilledArgs,
+        network: Option<&Network>,
+        ranks: usize,
+        tries_again: bool,
+    ) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
         let address = free_address()?;
         let (sender, lines) = channel();
@@ -191,6 +225,9 @@ impl Processes {
             children: Vec::new(),
             lines,
         };
+        let shares_gpus = args.share_gpus || network.is_some() && ranks > gpus();
+        let node = args.node.or(network.map(|_| 1));
+        let node = node.map(|node| ["--node".to_owned(), node.to_string()]);
         let key = args.rendezvous_key.as_deref();
         let key = key.map(|file| [OsStr::new("--rendezvous-key"), file.as_os_str()]);
         for rank in 0..ranks as u32 {
@@ -203,10 +240,14 @@ impl Processes {
                 .args(["--seed", &args.seed.to_string()])
                 .args(["--group", args.group.name()])
                 .args(tries_again.then_some("--tries-again"))
-                .args(args.share_gpus.then_some("--share-gpus"))
+                .args(shares_gpus.then_some("--share-gpus"))
+                .args(node.iter().flatten())
                 .args(key.iter().flatten())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
+            if let Some(network) = network {
+                network.add_to(&mut command, rank as usize);
+            }
             let mut child = command
                 .spawn()
                 .with_context(|| format!("starting {}", program.display()))?;

@@ -129,6 +129,7 @@ fn prepare(args: &KilledArgs, group: &Group) -> (Settings, Problem) {
     let ranks = group.ranks() as usize;
     let config = Config {
         deadline: Duration::from_millis(args.deadline_ms),
+        p2p_world_size: args.node,
         ..Config::new(8 * ranks, 8, 1024, 16)
     };
     let sizes = [config.experts, config.top_k, config.hidden];
