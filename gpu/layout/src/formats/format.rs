@@ -1,8 +1,8 @@
 //! Token formats: encodings of a token's row between dispatch's input and output. To add a format, add it to
 //! [`TokenFormat`] with its [`Sizes`], and its arithmetic as a module of its own.
 
+use super::sentinel::{SENTINEL, avoid_sentinel};
 use super::{fp8, mxfp4, mxfp8, nvfp4};
-use crate::sentinel::{SENTINEL, avoid_sentinel};
 
 /// Encoding of a token's row between dispatch's input and output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -5,8 +5,8 @@
 //! with the number of assignments of the group for that expert. A rank within an expert adds the bytes of the
 //! groups before.
 
-use crate::limits::{HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS};
-use crate::shape::Shape;
+use crate::plan::limits::{HISTOGRAM_BYTES, SMALL_BATCH_ASSIGNMENTS, SMALL_BLOCK_TOKENS};
+use crate::plan::shape::Shape;
 
 /// Assignments of a group: one for each lane of a warp.
 const GROUP: u32 = 32;

@@ -63,7 +63,7 @@ impl EncodedInput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sentinel::SENTINEL;
+    use crate::formats::sentinel::SENTINEL;
 
     #[test]
     fn codes_of_every_format_are_told_from_bf16() {

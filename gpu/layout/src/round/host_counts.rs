@@ -1,7 +1,7 @@
 //! Counts of a dispatch for the host, in memory that it shares with the device.
 
-use crate::fault::FaultPage;
-use crate::shape::Shape;
+use crate::plan::shape::Shape;
+use crate::round::fault::FaultPage;
 
 /// Counts of a dispatch, after the fault page: the ticket of the launch that wrote them, a u64 that is stored
 /// last; then, as u32, the number of this rank's own tokens, the rows of each source, and those of each local

@@ -3,9 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::formats::format::{ScaleLayout, TokenFormat};
-use crate::scale_placement;
-use crate::shape::{Shape, cut};
-use crate::window::ByteOffset;
+use crate::formats::scale_placement;
+use crate::memory::window::ByteOffset;
+use crate::plan::shape::{Shape, cut};
 
 /// Layout of a dispatch row, in bytes from its start, and the numbers that decide how rows are cut and
 /// padded. The host computes it once for all launches: kernels for all shapes would keep it in registers.

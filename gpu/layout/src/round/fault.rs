@@ -4,8 +4,8 @@ use core::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::kernel::Kernel;
-use crate::shape::Rank;
+use crate::plan::shape::Rank;
+use crate::round::kernel::Kernel;
 
 /// Reasons for which a kernel aborts or refuses an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::formats::format::{ScaleLayout, Sizes, TokenFormat};
-use crate::header::{AssignmentWords, Header};
-use crate::limits::{MAX_PARTS, PART_ITEMS};
-use crate::scale_placement;
+use crate::formats::scale_placement;
+use crate::plan::header::{AssignmentWords, Header};
+use crate::plan::limits::{MAX_PARTS, PART_ITEMS};
 
 /// Bytes that a warp moves with one instruction: parts of a row are multiples of it.
 const WARP_VECTOR_BYTES: u32 = 512;

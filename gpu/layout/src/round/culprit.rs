@@ -1,6 +1,6 @@
 //! The word by which a rank that has aborted names the rank at fault.
 
-use crate::shape::Rank;
+use crate::plan::shape::Rank;
 
 /// The upper half of a word that names a rank. No round has this epoch, nor the 0 of a word that was never
 /// written.

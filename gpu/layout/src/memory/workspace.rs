@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
-use crate::receive::ReceiveLayout;
-use crate::shape::{Rank, Shape};
+use crate::plan::limits::{MAX_BLOCKS, TILE_ASSIGNMENTS};
+use crate::plan::receive::ReceiveLayout;
+use crate::plan::shape::{Rank, Shape};
 
 /// A 64-bit word shared by the warps of one GPU: device scope, never read by other ranks. Zero at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Order of the launches of a round: a dispatch, then a combine, each whole or in two halves, or instead of
 //! the combine the end of a round that is given up.
 
-use crate::epoch::Epoch;
-use crate::kernel::Kernel;
+use crate::round::epoch::Epoch;
+use crate::round::kernel::Kernel;
 
 /// Bits of a word that hold the kernel.
 const KERNEL_BITS: u32 = 3;

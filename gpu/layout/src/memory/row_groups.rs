@@ -1,6 +1,6 @@
 //! Groups of rows that a warp sums at a time: of a fixed size, so that their loads are in flight together.
 
-use crate::limits::SUMMED_ROWS;
+use crate::plan::limits::SUMMED_ROWS;
 
 /// Some of the rows that a warp sums: rows `0..rows`, [`SIZE`](Self::SIZE) at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

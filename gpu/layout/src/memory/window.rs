@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::shape::{CombineMode, Rank, Shape};
+use crate::plan::shape::{CombineMode, Rank, Shape};
 
 /// Regions and rows start at multiples of this, in bytes: an L2 cache line.
 const ALIGN: u64 = 128;

@@ -2,15 +2,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::dispatch_row::DispatchRow;
 use crate::formats::format::{ScaleLayout, TokenFormat};
-use crate::host_counts::HostCounts;
-use crate::scale_placement;
-use crate::sentinel::{SENTINEL, avoid_sentinel};
-use crate::shape::{Rank, Shape};
-use crate::silu::Activation;
-use crate::window::Window;
-use crate::workspace::{Counter, Table, Workspace};
+use crate::formats::scale_placement;
+use crate::formats::sentinel::{SENTINEL, avoid_sentinel};
+use crate::formats::silu::Activation;
+use crate::memory::dispatch_row::DispatchRow;
+use crate::memory::window::Window;
+use crate::memory::workspace::{Counter, Table, Workspace};
+use crate::plan::shape::{Rank, Shape};
+use crate::round::host_counts::HostCounts;
 
 /// Arguments that every kernel of a communicator needs. Addresses are device addresses.
 ///

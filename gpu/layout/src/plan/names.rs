@@ -4,8 +4,8 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::formats::format::{ScaleLayout, TokenFormat};
-use crate::receive::ReceiveLayout;
-use crate::shape::CombineMode;
+use crate::plan::receive::ReceiveLayout;
+use crate::plan::shape::CombineMode;
 
 /// Error for a word that names nothing. Its text lists the valid names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

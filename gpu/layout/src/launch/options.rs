@@ -2,13 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
-use crate::encoded::EncodedInput;
-use crate::epilogue::OutputElement;
-use crate::group_tables::GroupTables;
-use crate::receive::ReceiveLayout;
-use crate::shared_tokens::SharedTokens;
-use crate::workspace::Table;
+use crate::launch::args::{Arguments, CombineArgs, Common, DispatchArgs, Tensor};
+use crate::launch::encoded::EncodedInput;
+use crate::launch::epilogue::OutputElement;
+use crate::launch::group_tables::GroupTables;
+use crate::memory::workspace::Table;
+use crate::plan::receive::ReceiveLayout;
+use crate::plan::shared_tokens::SharedTokens;
 
 /// Options of dispatch; [`NONE`](Self::NONE): no option.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! The kernels by name.
 
-use crate::limits::{
+use crate::plan::limits::{
     BLOCK_THREADS, MAX_BLOCKS, PIPELINE_BYTES, SILU_BLOCK_THREADS, SMALL_BLOCK_TOKENS,
 };
 

@@ -2,23 +2,23 @@
 
 use core::mem::offset_of;
 
-use crate::args::{
+use crate::launch::args::{
     CombineArgs, Common, DispatchArgs, DispatchCountsArgs, GiveUpArgs, PROTOCOL_VERSION, SiluArgs,
 };
-use crate::dispatch_row::DispatchRow;
-use crate::encoded::EncodedInput;
-use crate::epilogue::Steps;
-use crate::fault::FaultPage;
-use crate::group_tables::GroupTables;
-use crate::host_counts::HostCounts;
-use crate::kernel::Kernel;
-use crate::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
-use crate::options::{
+use crate::launch::encoded::EncodedInput;
+use crate::launch::epilogue::Steps;
+use crate::launch::group_tables::GroupTables;
+use crate::launch::options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, ReceivedRows, ReturnedRows,
 };
-use crate::shape::Shape;
-use crate::window::Window;
-use crate::workspace::Workspace;
+use crate::memory::dispatch_row::DispatchRow;
+use crate::memory::window::Window;
+use crate::memory::workspace::Workspace;
+use crate::plan::limits::{PIPELINE_BYTES, PIPELINE_STAGES, SMALL_BLOCK_TOKENS};
+use crate::plan::shape::Shape;
+use crate::round::fault::FaultPage;
+use crate::round::host_counts::HostCounts;
+use crate::round::kernel::Kernel;
 
 /// The sizes of structs and the offsets of their fields: swapping two fields of one size counts, too. A field
 /// that is not listed is a compile error.
