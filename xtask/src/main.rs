@@ -88,6 +88,10 @@ enum Task {
         /// Run all tests that need no GPU, with all seeds, and compare the kernels with their digests
         #[arg(long, conflicts_with = "gpus")]
         full: bool,
+        /// Run what `cargo xtask test` leaves out: --full without packages that draw no seeds, and
+        /// have neither models of loom nor code for GPUs
+        #[arg(long, conflicts_with_all = ["full", "gpus"])]
+        rest: bool,
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
@@ -162,7 +166,12 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
             gpus: None,
             full: true,
             ..
-        } => return test::run(places),
+        } => return test::run(places, test::Extent::Full),
+        Task::Test {
+            gpus: None,
+            rest: true,
+            ..
+        } => return test::run(places, test::Extent::Rest),
         // Listed here for --help: the front door runs it without building this program.
         Task::Test { gpus: None, .. } => return Ok(xtask_front::quick::run()?),
         Task::Test {

@@ -1,4 +1,5 @@
 //! `cargo xtask test --full` on a machine without GPUs: all tests with all seeds, and the kernels' digests.
+//! `--rest` does what `cargo xtask test` leaves out of it.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,6 +17,7 @@ use crate::cuda_stub;
 use crate::places::Places;
 
 pub(crate) mod gpus;
+mod rest;
 
 /// The variable that names a checkout of rust-cuda, to build and compare the kernels with.
 const RUST_CUDA: &str = "RUST_CUDA";
@@ -53,11 +55,30 @@ struct Run<'a> {
     tally: Tally,
 }
 
-/// Runs everything, and ends with a line that counts the tests and one that names what was left out.
-pub(crate) fn run(places: &Places) -> Result<ExitCode> {
+/// Packages that are tested.
+#[derive(Clone, Copy)]
+pub(crate) enum Extent {
+    /// All.
+    Full,
+    /// All whose tests `cargo xtask test` runs otherwise.
+    Rest,
+}
+
+/// Runs everything, and ends with a line that counts the tests and lines that name what was left out.
+pub(crate) fn run(places: &Places, extent: Extent) -> Result<ExitCode> {
     let (screen, log) = (Screen::default(), Log::create(&places.target_dir, "test")?);
+    let left_out = match extent {
+        Extent::Full => Vec::new(),
+        Extent::Rest => rest::run_by_quick(&places.root, ALL_TESTS[2])?,
+    };
+    let mut selection = ALL_TESTS.to_vec();
+    selection.extend(left_out.iter().flat_map(|name| ["--exclude", name]));
+    let what = match extent {
+        Extent::Full => "all tests that need no GPU",
+        Extent::Rest => "what `cargo xtask test` leaves out",
+    };
     screen.say(&format!(
-        "ferry: all tests that need no GPU; all output is in {}",
+        "ferry: {what}; all output is in {}",
         log.path().display()
     ));
     let mut run = Run {
@@ -69,7 +90,7 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
     let digests = thread::scope(|scope| {
         // Beside the tests, of which some leave processors idle.
         let digests = scope.spawn(|| build_ptx::digests(places, None));
-        run.suites(&ALL_TESTS, &[], &[])?;
+        run.suites(&selection, &[], &[])?;
         run.with_driver()?;
         let digests = screen.during(|| {
             screen.under_way("the kernels are compiled and assembled");
@@ -82,6 +103,10 @@ pub(crate) fn run(places: &Places) -> Result<ExitCode> {
         build_ptx::run_nvvm(places, checkout, None, Mode::Check)
     });
     screen.say(&run.tally.summary());
+    if !left_out.is_empty() {
+        let names = left_out.join(", ");
+        screen.say(&format!("left out, run by `cargo xtask test`: {names}"));
+    }
     screen.say(&format!("left out: {}", quick::OTHER_SUITES));
     Ok(run.tally.exit_code())
 }
