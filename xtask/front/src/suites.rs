@@ -1,5 +1,6 @@
 //! Programs of tests: cargo builds them, and each runs as soon as it is there, beside the builds of the next.
 
+use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,11 @@ use crate::log::Log;
 use crate::printed::{Failure, Report, seed};
 use crate::screen::{Screen, time};
 use crate::watched::Messages;
+
+/// Variable of test programs: how many tests run at a time. Else as many as there are processors.
+const THREADS: &str = "RUST_TEST_THREADS";
+/// Tests at a time that are more than there are processors: some only wait for a deadline.
+const WAITING: usize = 2;
 
 /// Numbers of tests by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -235,6 +241,10 @@ impl Suites<'_> {
             .current_dir(&program.folder)
             .env("CARGO_MANIFEST_DIR", &program.folder)
             .envs(self.variables.iter().cloned());
+        if env::var_os(THREADS).is_none() {
+            let processors = thread::available_parallelism().map_or(1, usize::from);
+            command.env(THREADS, (processors + WAITING).to_string());
+        }
         let ended = self.output_of(&mut command, &title)?;
         self.say_ended(&title, &ended, &self.again(Some(program)));
         Ok(ended.tally())
