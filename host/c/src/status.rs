@@ -269,6 +269,7 @@ fn status_of(error: &Error) -> ferry_status {
         | Error::TooManyScales { .. }
         | Error::Capacity(_)
         | Error::MaxSms(_)
+        | Error::Deadline(_)
         | Error::TooManyTokens { .. }
         | Error::WeightsInReducedMode
         | Error::WrongCombineOutput { .. }

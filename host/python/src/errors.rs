@@ -121,6 +121,7 @@ fn class_of(error: &Error) -> Name {
         | Error::WrongCombineOutput { .. }
         | Error::NoView { .. }
         | Error::MaxSms(_)
+        | Error::Deadline(_)
         | Error::ApartInReducedMode
         | Error::WithoutOptions { .. }
         | Error::Epilogue(_)

@@ -10,6 +10,7 @@ pub(crate) mod round;
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use ferry_layout::{Common, Fault, Rank};
 
@@ -22,6 +23,7 @@ use crate::device::sharing::residents::Residence;
 use crate::error::{Error, LocalRanksError, Problem};
 use crate::group::Member;
 use crate::plan::Plan;
+use crate::plan::check::deadline_ns;
 
 pub(crate) mod close;
 pub(crate) mod counts;
@@ -182,7 +184,7 @@ pub struct Communicator {
     gpu_ranks: Option<u32>,
     /// Present if other ranks of this process share its GPU.
     turn: Option<Turn>,
-    /// The kernels' arguments: with `skip_a2a` those of an only rank.
+    /// The next kernels' arguments, with their deadline: with `skip_a2a` those of an only rank.
     pub(crate) common: Common,
     /// The round after the calls so far.
     pub(crate) open: Open,
@@ -303,6 +305,47 @@ impl Communicator {
                 Ok(())
             }
         }
+    }
+
+    /// Longest time that a kernel of its next calls waits: [`Config::deadline`](crate::Config::deadline),
+    /// unless [`set_deadline`](Self::set_deadline) was called.
+    pub const fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.common.deadline_ns)
+    }
+
+    /// Sets the longest time that a kernel of later calls waits, from its start, until the next call of this;
+    /// `None` for the plan's. So a warm-up may wait for minutes and service for seconds, and each half of a
+    /// split call, [`dispatch_counts`](Self::dispatch_counts) and [`give_up`](Self::give_up) have their own.
+    /// Each rank's own choice; launches that a graph has keep theirs. Not collective; does not synchronize.
+    ///
+    /// A dispatch waits for ranks that are still in the round before until its own deadline or that of this
+    /// rank's last combine, whichever comes first: [`Config::deadline`](crate::Config::deadline).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use ferry::*;
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let group = Group::simulated(2, 7)?;
+    /// let plan = Plan::new(&group, Config::new(4, 2, 8, 3))?;
+    /// let mut rank = Communicator::new(&group, &plan)?.remove(0);
+    /// rank.set_deadline(Some(Duration::from_secs(600)))?;
+    /// // ... calls that wait for peers which still compile ...
+    /// rank.set_deadline(None)?;
+    /// assert_eq!(rank.deadline(), plan.config().deadline);
+    /// let refused = rank.set_deadline(Some(Duration::ZERO)).unwrap_err().to_string();
+    /// assert!(refused.ends_with("deadline is 0 s, but it must be above zero and at most a day"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: zero, or more than a day. The deadline stays as it was.
+    pub fn set_deadline(&mut self, deadline: Option<Duration>) -> Result<(), Error> {
+        let deadline = deadline.unwrap_or(self.plan.config().deadline);
+        self.common.deadline_ns = deadline_ns(deadline).map_err(Error::Deadline)?;
+        Ok(())
     }
 
     /// The rank's device, for tensors and streams.

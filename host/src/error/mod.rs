@@ -292,6 +292,9 @@ pub enum Error {
     /// A number of multiprocessors that the calls of a communicator cannot have.
     #[error("the multiprocessors of later calls stay as they were: {0}")]
     MaxSms(Problem),
+    /// A deadline that the calls of a communicator cannot have.
+    #[error("the deadline of later calls stays as it was: {0}")]
+    Deadline(Problem),
     /// Two tensors of one call that overlap and must not.
     #[error("tensor {first} overlaps tensor {second}; give each memory of its own")]
     TensorsOverlap {

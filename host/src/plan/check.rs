@@ -19,6 +19,18 @@ pub const MAX_EXPERT_ALIGNMENT: usize = 256;
 /// Longest deadline: a day.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Nanoseconds of a deadline, a plan's or a call's.
+pub(crate) fn deadline_ns(deadline: Duration) -> Result<u64, Problem> {
+    if deadline.is_zero() || deadline > MAX_DEADLINE {
+        return Err(Problem {
+            field: "deadline",
+            value: format!("{} s", deadline.as_secs_f64()),
+            rule: "it must be above zero and at most a day".to_owned(),
+        });
+    }
+    Ok(deadline.as_nanos() as u64)
+}
+
 /// Collects problems.
 #[derive(Default)]
 pub(super) struct Problems(pub(super) Vec<Problem>);
@@ -348,12 +360,7 @@ pub(super) fn check_behaviour(problems: &mut Problems, config: &Config) {
     let Config {
         deadline, max_sms, ..
     } = *config;
-    problems.require(
-        !deadline.is_zero() && deadline <= MAX_DEADLINE,
-        "deadline",
-        format_args!("{} s", deadline.as_secs_f64()),
-        "it must be above zero and at most a day",
-    );
+    problems.0.extend(deadline_ns(deadline).err());
     problems.require(
         max_sms != Some(0),
         "max_sms",

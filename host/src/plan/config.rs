@@ -105,7 +105,8 @@ pub struct Config {
     /// has its row on one of them, and in exact mode only that rank rounds its part before.
     #[cfg_attr(feature = "serde", serde(default))]
     pub shared_expert: bool,
-    /// Longest time that a kernel waits, for everything together, from its start. A
+    /// Longest time that a kernel waits, for everything together, from its start, unless
+    /// [`Communicator::set_deadline`](crate::Communicator::set_deadline) sets that of a call. A
     /// dispatch also waits for ranks whose combine has not yet read the round before: for these until the
     /// deadline of this rank's own last combine (if it was split, of its wait), if that comes first; once
     /// that has passed, not at all. After the deadline the kernel returns, and

@@ -5,6 +5,7 @@ mod books;
 mod combine_options;
 mod config_files;
 mod counts;
+mod deadlines;
 mod descriptors;
 mod downloads;
 mod encoded;

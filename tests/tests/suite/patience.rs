@@ -146,8 +146,9 @@ fn every_rank_is_told_within_its_own_deadline() {
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 
-/// A dispatch waits for the credits of the round before, and no longer than that round's combine could have:
-/// rank 2 has dispatched and never combines, and rank 0 makes its next dispatch late.
+/// A dispatch waits for the credits of the round before, and no longer than that round's combine could have,
+/// whatever its own deadline: rank 2 has dispatched and never combines, and rank 0 makes its next dispatch
+/// late.
 #[test]
 fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
     let (deadline, late) = (Duration::from_secs(4), Duration::from_secs(3));
@@ -171,6 +172,7 @@ fn a_credit_is_waited_for_until_the_deadline_of_the_combine_before() {
                         std::thread::sleep(late);
                     }
                     let launched = Instant::now();
+                    rank.set_deadline(Some(LONG)).unwrap();
                     rank.dispatch(STREAM, &input, &output).unwrap();
                     let outcome = rank.synchronize(STREAM);
                     let Err(Error::Fault(fault)) = outcome else {
@@ -290,4 +292,168 @@ fn work_that_takes_longer_than_the_deadline_is_done() {
         .unwrap();
     assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
     rank.close().unwrap();
+}
+
+/// A call of ranks 0 and 2, the calls before it, and how many of them rank 1 makes before it is late or gone.
+struct Awaiting {
+    call: &'static str,
+    before: &'static [&'static str],
+    made: usize,
+    /// Call with which rank 1 is late.
+    awaited: &'static str,
+    /// Ranks of a node: between nodes the end of a round waits for all ranks.
+    node: Option<usize>,
+}
+
+const fn awaiting(
+    call: &'static str,
+    before: &'static [&'static str],
+    made: usize,
+    awaited: &'static str,
+    node: Option<usize>,
+) -> Awaiting {
+    Awaiting {
+        call,
+        before,
+        made,
+        awaited,
+        node,
+    }
+}
+
+/// Every call that waits for peers.
+const AWAITING: [Awaiting; 7] = [
+    awaiting("dispatch", &[], 0, "dispatch", None),
+    awaiting("dispatch_counts", &["dispatch_async"], 0, "dispatch", None),
+    awaiting("dispatch_wait", &["dispatch_async"], 0, "dispatch", None),
+    awaiting("combine", &["dispatch"], 1, "combine", Some(1)),
+    awaiting(
+        "combine_wait",
+        &["dispatch", "combine_async"],
+        1,
+        "combine",
+        Some(1),
+    ),
+    awaiting("give_up", &["dispatch"], 1, "give_up", Some(1)),
+    awaiting(
+        "dispatch_async",
+        &["dispatch", "combine"],
+        1,
+        "combine",
+        None,
+    ),
+];
+
+/// Deadlines far below and far above what a rank is late by.
+const SHORT: Duration = Duration::from_millis(300);
+const LATE: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(60);
+
+fn make(
+    rank: &mut Communicator,
+    call: &str,
+    (input, output): &(DispatchInput, DispatchOutput),
+) -> Result<(), Error> {
+    let rows = CombineInput::new(output.tokens.unwrap());
+    let combined = Tensor::contiguous(output.tokens.unwrap().at, DataType::Bf16, [0, 8]);
+    let combined = CombineOutput::Summed(combined);
+    match call {
+        "dispatch" => rank.dispatch(STREAM, input, output),
+        "dispatch_async" => rank.dispatch_async(STREAM, input),
+        "dispatch_counts" => rank.dispatch_counts(STREAM),
+        "dispatch_wait" => rank.dispatch_wait(STREAM, output),
+        "combine" => rank.combine(STREAM, &rows, &combined),
+        "combine_async" => rank.combine_async(STREAM, &rows, &combined),
+        "combine_wait" => rank.combine_wait(STREAM),
+        _ => rank.give_up(STREAM),
+    }
+}
+
+/// Outcomes of ranks 0 and 2 of a call with this deadline, under a plan's, and how long they wait for it.
+/// Calls before it have a long one. Rank 1 is late by [`LATE`], or never comes.
+fn outcomes(
+    of: &Awaiting,
+    planned: Duration,
+    own: Option<Duration>,
+    comes: bool,
+) -> [(Result<InputReport, Error>, Duration); 2] {
+    let group = Group::simulated(3, 6).unwrap();
+    let config = Config {
+        p2p_world_size: of.node,
+        ..config(planned)
+    };
+    let plan = Plan::new(&group, config).unwrap();
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
+    let given: Vec<_> = ranks.iter().map(tensors).collect();
+    for (rank, given) in ranks.iter_mut().zip(&given) {
+        let made = if rank.rank() == Rank(1) {
+            &of.before[..of.made]
+        } else {
+            of.before
+        };
+        rank.set_deadline(Some(LONG)).unwrap();
+        for call in made {
+            make(rank, call, given).unwrap();
+        }
+    }
+    let start = Instant::now();
+    for r in [0, 2] {
+        ranks[r].set_deadline(own).unwrap();
+        make(&mut ranks[r], of.call, &given[r]).unwrap();
+    }
+    let (others, [first, late, last]) = (given, &mut ranks[..]) else {
+        panic!("three ranks");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if comes {
+                std::thread::sleep(LATE);
+                make(late, of.awaited, &others[1]).unwrap();
+            }
+        });
+        [first, last].map(|rank| (rank.synchronize(STREAM), start.elapsed()))
+    })
+}
+
+#[test]
+fn a_call_may_wait_longer_than_the_plan_says() {
+    for of in &AWAITING {
+        for (outcome, waited) in outcomes(of, SHORT, Some(LONG), true) {
+            let about = format!("{} after {waited:?}", of.call);
+            let told = outcome.unwrap_or_else(|error| panic!("{about}: {error}"));
+            assert_eq!(told.fault(), None, "{about}");
+            assert!(waited >= LATE, "{about}");
+        }
+    }
+}
+
+/// The same, where calls have the plan's deadline.
+#[test]
+fn a_call_waits_as_long_as_the_plan_says() {
+    for of in &AWAITING {
+        assert_named(of, outcomes(of, SHORT, None, true));
+    }
+}
+
+#[test]
+fn a_call_may_wait_shorter_than_the_plan_says() {
+    for of in &AWAITING {
+        assert_named(of, outcomes(of, LONG, Some(SHORT), false));
+    }
+}
+
+/// Both have named rank 1, about a short deadline after their calls.
+fn assert_named(of: &Awaiting, outcomes: [(Result<InputReport, Error>, Duration); 2]) {
+    for (outcome, waited) in outcomes {
+        let about = format!("{} after {waited:?}", of.call);
+        let Err(Error::Fault(fault)) = outcome else {
+            panic!("{about}: nobody was missed: {outcome:?}");
+        };
+        assert_eq!(
+            (fault.kind, fault.culprit, fault.patience_ms),
+            (FaultKind::PeerTimeout, Rank(1), Some(300)),
+            "{about}: {fault}"
+        );
+        assert!(waited >= SHORT && waited < LONG / 2, "{about}: {fault}");
+    }
 }
