@@ -203,6 +203,8 @@ static void refuse(const rank_state *rank, const rows_round *round, int is_view)
             ferry_combine(rank->communicator, rank->stream, &input, &sums));
     REFUSED(FERRY_INVALID_ARGUMENT, "max_sms is 5, but the communicator was made with at most 4",
             ferry_communicator_limit_sms(rank->communicator, 5));
+    REFUSED(FERRY_INVALID_ARGUMENT, "deadline is 86400.000000001 s, but it must be above zero and at most",
+            ferry_communicator_set_deadline(rank->communicator, 86400000000001));
     if (!is_view)
         REFUSED(FERRY_INVALID_ARGUMENT, "the plan's receive is compact, and only FERRY_RECEIVE_VIEW leaves rows",
                 ferry_communicator_view(rank->communicator, &view));

@@ -674,9 +674,10 @@ typedef struct {
     uint64_t max_tokens_per_rank;
     // Ranks per node; divides the number of ranks. 0: all ranks are on one node.
     uint64_t p2p_world_size;
-    // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
-    // waits for ranks whose combine has not yet read the previous round, but only until the deadline of this
-    // rank's own previous combine (of its wait, if it was split), and not at all after that.
+    // Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds.
+    // ferry_communicator_set_deadline sets that of later calls. On one node a dispatch waits for ranks whose
+    // combine has not yet read the previous round, but only until the deadline of this rank's own previous
+    // combine (of its wait, if it was split), and not at all after that.
     uint64_t deadline_ns;
     // A ferry_format.
     uint32_t format;
@@ -948,6 +949,12 @@ ferry_status ferry_communicator_drop(ferry_communicator **communicator);
 // is more than at first, or if receive is BY_EXPERT or PADDED. Not collective. Does not synchronise.
 ferry_status ferry_communicator_limit_sms(ferry_communicator *communicator, uint32_t max_sms);
 
+// Sets the longest time in nanoseconds that a kernel of later calls waits, from its start, until the next
+// call of it; 0 for deadline_ns of the configuration. Each half of a split call can have its own, and each
+// rank; launches that a graph has keep theirs. FERRY_INVALID_ARGUMENT if it is more than a day. Not
+// collective. Does not synchronise.
+ferry_status ferry_communicator_set_deadline(ferry_communicator *communicator, uint64_t deadline_ns);
+
 // Tells the host how many rows the open dispatch brings, before they are received: between
 // ferry_dispatch_async and ferry_dispatch_wait. ferry_received reads the counts. The kernel has one block,
 // and waits for the counts of all ranks' dispatches. Only enqueues. Not with skip_a2a, and not in a capture.
@@ -1203,7 +1210,7 @@ ferry_status ferry_communicator_device_pointers(const ferry_communicator *commun
 
 // Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one kernel. On
 // one node the kernel also waits for ranks whose combine has not yet read the previous round, at most until
-// the deadline of this rank's own previous combine (deadline_ns). Only enqueues: inputs and outputs are in
+// the deadline of this rank's own previous combine. Only enqueues: inputs and outputs are in
 // use until the kernel has ended. Collective (not with skip_a2a). Does not synchronise, allocate or
 // compile, and can be captured in a graph. On failure nothing was enqueued.
 ferry_status ferry_dispatch(ferry_communicator *communicator,

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{RwLock, TryLockError};
+use std::time::Duration;
 
 use ferry::{CloseError, Communicator, Error, Round};
 
@@ -224,6 +225,22 @@ pub unsafe extern "C" fn ferry_communicator_limit_sms(
         let max_sms = (max_sms != 0).then_some(max_sms);
         // SAFETY: the rule of handles.
         unsafe { with_rank(communicator, |rank| Ok(rank.limit_sms(max_sms)?)) }
+    })
+}
+
+/// Sets the longest time in nanoseconds that a kernel of later calls waits, from its start, until the next
+/// call of it; 0 for deadline_ns of the configuration. Each half of a split call can have its own, and each
+/// rank; launches that a graph has keep theirs. FERRY_INVALID_ARGUMENT if it is more than a day. Not
+/// collective. Does not synchronise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferry_communicator_set_deadline(
+    communicator: *mut ferry_communicator,
+    deadline_ns: u64,
+) -> ferry_status {
+    guard("ferry_communicator_set_deadline", || {
+        let deadline = (deadline_ns != 0).then(|| Duration::from_nanos(deadline_ns));
+        // SAFETY: the rule of handles.
+        unsafe { with_rank(communicator, |rank| Ok(rank.set_deadline(deadline)?)) }
     })
 }
 

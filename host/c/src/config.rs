@@ -87,9 +87,10 @@ pub struct ferry_config {
     pub max_tokens_per_rank: u64,
     /// Ranks per node; divides the number of ranks. 0: all ranks are on one node.
     pub p2p_world_size: u64,
-    /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds. On one node a dispatch
-    /// waits for ranks whose combine has not yet read the previous round, but only until the deadline of this
-    /// rank's own previous combine (of its wait, if it was split), and not at all after that.
+    /// Longest time that a kernel waits, in nanoseconds from its start. 0: 10 seconds.
+    /// ferry_communicator_set_deadline sets that of later calls. On one node a dispatch waits for ranks whose
+    /// combine has not yet read the previous round, but only until the deadline of this rank's own previous
+    /// combine (of its wait, if it was split), and not at all after that.
     pub deadline_ns: u64,
     /// A ferry_format.
     pub format: u32,

@@ -12,7 +12,7 @@ use crate::structs::read;
 
 /// Sends this rank's tokens to their experts' ranks and receives those for its own experts, in one kernel. On
 /// one node the kernel also waits for ranks whose combine has not yet read the previous round, at most until
-/// the deadline of this rank's own previous combine (deadline_ns). Only enqueues: inputs and outputs are in
+/// the deadline of this rank's own previous combine. Only enqueues: inputs and outputs are in
 /// use until the kernel has ended. Collective (not with skip_a2a). Does not synchronise, allocate or
 /// compile, and can be captured in a graph. On failure nothing was enqueued.
 #[unsafe(no_mangle)]
