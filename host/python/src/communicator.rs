@@ -118,6 +118,23 @@ impl Communicator {
     }
 
     #[getter]
+    fn deadline(&self, py: Python<'_>) -> PyResult<f64> {
+        self.call(py, |communicator| Ok(communicator.deadline().as_secs_f64()))
+    }
+
+    fn set_deadline(&self, py: Python<'_>, deadline: &Bound<'_, PyAny>) -> PyResult<()> {
+        let wrong = || {
+            let given = scalars::shown(deadline);
+            let rule = "it is a number of seconds, above 0 and at most a day, or None";
+            errors::raise("ArgumentError", format!("deadline is {given}, but {rule}"))
+        };
+        let seconds: Option<f64> = scalars::deadline(deadline).map_err(|_| wrong())?;
+        let deadline = seconds.map(Duration::try_from_secs_f64).transpose();
+        let deadline = deadline.map_err(|_| wrong())?;
+        self.call(py, |communicator| communicator.set_deadline(deadline))
+    }
+
+    #[getter]
     pub(crate) fn closed(&self) -> PyResult<bool> {
         Ok(self
             .inner

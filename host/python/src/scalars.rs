@@ -24,8 +24,8 @@ macro_rules! arguments {
 }
 
 arguments!(
-    address bytes capacity combined data_type device devices expert_rows gpu_ranks id_type key library
-    lost max_sms path patience rank ranks received_weights seed shape share_gpus stall_one_in stream
+    address bytes capacity combined data_type deadline device devices expert_rows gpu_ranks id_type key
+    library lost max_sms path patience rank ranks received_weights seed shape share_gpus stall_one_in stream
     strides timeout tokens topk_ids topk_weights warps weights words x
 );
 

@@ -138,6 +138,7 @@ def of_one(rig: Rig) -> dict:
     return {
         "Communicator.__init__": (ferry.Communicator, {"group": rig.of.group, "plan": rig.of.plan}),
         "Communicator.limit_sms": (rank.limit_sms, {"max_sms": None}),
+        "Communicator.set_deadline": (rank.set_deadline, {"deadline": 20.0}),
         "Communicator.outputs": (rank.outputs, {"like": x}),
         "Communicator.view": (rank.view, {}),
         "Communicator.combined": (rank.combined, {"like": x}),

@@ -233,11 +233,7 @@ class Group:
         """
     @staticmethod
     def nvshmem(
-        bootstrap: Bootstrap,
-        device: int,
-        *,
-        share_gpus: bool = False,
-        library: str | None = None,
+        bootstrap: Bootstrap, device: int, *, share_gpus: bool = False, library: str | None = None
     ) -> Group:
         """Makes a group of one process per GPU of several nodes, in a build with the feature ``nvshmem``;
         ``library`` is the path of NVSHMEM's. Collective. Synchronizes. Raises as :meth:`node`, and
@@ -419,6 +415,9 @@ class Communicator:
     @property
     def max_sms(self) -> int | None: ...
     def limit_sms(self, max_sms: int | None) -> None: ...
+    @property
+    def deadline(self) -> float: ...
+    def set_deadline(self, deadline: float | None) -> None: ...
     @property
     def device(self) -> str: ...
     @property

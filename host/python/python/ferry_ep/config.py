@@ -60,7 +60,8 @@ class Config:
     shared_expert: bool = False
     """Whether every token also goes to a shared expert, of which each rank has a copy."""
     deadline: float = 10.0
-    """Longest wait of a kernel in seconds, above 0 and at most a day."""
+    """Longest wait of a kernel in seconds, above 0 and at most a day, unless
+    :meth:`ferry_ep.Communicator.set_deadline` sets that of a call."""
     debug_checks: bool = False
     """Whether kernels look for experts that a token lists twice."""
     max_sms: int | None = None

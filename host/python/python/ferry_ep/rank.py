@@ -161,6 +161,21 @@ class Rank:
         self._native.limit_sms(max_sms)
 
     @property
+    def deadline(self) -> float:
+        """Longest time in seconds that a kernel of its next calls waits."""
+        return self._native.deadline
+
+    def set_deadline(self, deadline: float | None) -> None:
+        """Sets the longest time in seconds that a kernel of later calls waits, until the next call of this.
+
+        ``None`` is the plan's. Each rank may choose its own, and so may each half of a split call; launches
+        in a captured graph keep theirs. Not collective; does not synchronize.
+
+        Raises :class:`ferry_ep.ArgumentError` unless it is above 0 and at most a day.
+        """
+        self._native.set_deadline(deadline)
+
+    @property
     def round(self) -> str:
         """State of the round: ``"idle"``, ``"dispatch sent"``, ``"dispatched"`` or ``"combine sent"``."""
         return self._native.round
