@@ -94,6 +94,9 @@ def test_wrong_arguments_of_a_buffer(monkeypatch):
         ("FERRY_DEEP_EP_DEADLINE", "nan"),
         ("FERRY_DEEP_EP_DEADLINE", "90000"),
         ("FERRY_DEEP_EP_DEADLINE", "soon"),
+        ("FERRY_DEEP_EP_FIRST_DEADLINE", "0"),
+        ("FERRY_DEEP_EP_FIRST_DEADLINE", "nan"),
+        ("FERRY_DEEP_EP_FIRST_DEADLINE", "90000"),
     ):
         with monkeypatch.context() as context:
             context.setenv(name, value)

@@ -173,6 +173,7 @@ class _Round:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.handle: LatencyHandle | None = None
+        self.is_first = True
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
         #: Streams of the last call, or hook, and of the last one that was not captured.
@@ -422,7 +423,7 @@ class LatencyLane(Rounds[_Round]):
         for each in self._all:
             # A call that failed on its way left a half: the communicator says why.
             if each not in self._open and each.hook is None:
-                return each.begin(ordered)
+                return self._again(each).begin(ordered)
         if len(self._all) < MOST_OPEN:
             self._all.append(_Round(self._connect()))
             return self._all[-1].begin(ordered)
@@ -432,7 +433,7 @@ class LatencyLane(Rounds[_Round]):
                 f"{MOST_OPEN} low-latency rounds are under way, and the hook of the oldest was not called: "
                 "call it before this dispatch"
             )
-        return self._give_up(self._oldest().begin(ordered))
+        return self._give_up(self._again(self._oldest()).begin(ordered))
 
     def _repeat(self, handle: LatencyHandle, ordered: InPlace | Ordered) -> None:
         """Opens a round of ``handle`` with rows of zeros."""

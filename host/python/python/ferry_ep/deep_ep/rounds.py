@@ -65,6 +65,8 @@ class Opened(Held, Protocol):
 
     handle: Any
     """What its combine is given; ``None`` if its dispatch failed, and returned nothing."""
+    is_first: bool
+    """Whether it is the communicator's first round, with a deadline of its own."""
 
 
 Kept = TypeVar("Kept", bound=Opened)
@@ -77,6 +79,7 @@ class Round:
         self.communicator, self._faults = communicator, faults
         self.rank, self.ranks = communicator.rank, communicator.plan.ranks
         self.handle: Routing | None = None
+        self.is_first = True
         self.graphs = Graphs(communicator)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
@@ -285,6 +288,13 @@ class Rounds(Generic[Kept]):
         elif not is_open and opened in self._open:
             self._end(opened)
 
+    def _again(self, used: Kept) -> Kept:
+        """Returns what had a round before: its calls have the plan's deadline from here on."""
+        if used.is_first:
+            used.communicator.set_deadline(None)
+            used.is_first = False
+        return used
+
     def _end(self, opened: Kept) -> None:
         """Notes that a round is over."""
         self._open.remove(opened)
@@ -465,14 +475,14 @@ class Lane(Rounds[Round]):
         """
         same = None if again is None or self._is_strict else self.find(again)
         if same is not None:
-            return self._give_up(same)
+            return self._give_up(self._again(same))
         for each in self._all:
             # A call that failed on its way left a half: the communicator says why.
             if each not in self._open:
-                return each
+                return self._again(each)
         if len(self._all) < MOST_OPEN:
             return self._make(ids)
-        return self._give_up(self._oldest())
+        return self._give_up(self._again(self._oldest()))
 
     def _repeat(self, routing: Routing, hidden: int, num_sms: int) -> None:
         """Opens a round of ``routing`` with rows of zeros."""

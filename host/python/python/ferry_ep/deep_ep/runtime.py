@@ -83,8 +83,8 @@ class Runtime:
         self._connect = connect
         self._own, self._gather_flags = own, gather_flags
         self._lanes: dict[LaneKey, Lane] = {}
-        #: Lanes of numbers that ranks tell each other.
-        self._exchanges: dict[LaneKey, Lane] = {}
+        #: Lanes of numbers that ranks tell each other, by their deadlines, too.
+        self._exchanges: dict[tuple[LaneKey, float], Lane] = {}
         #: Communicators of weights that are added, by their plans.
         self._adding: dict[plans.Config, _Adding] = {}
         #: Lanes of low-latency mode, by experts, top-k slots, hidden size, tokens and format of their plans.
@@ -232,7 +232,8 @@ class Runtime:
         given = Room(ids.shape[0], fitting, self._settings.max_tokens or 0)
         # No plan has as many tokens, which it says then.
         sent = [ids.new_full((self.ranks, 1), min(each, _MOST_SENT), dtype=torch.int32) for each in given]
-        found = self._gather(torch.cat(sent, 1), 0, IN_CURRENT)
+        deadline = self._settings.first_deadline or self._settings.deadline
+        found = self._gather(torch.cat(sent, 1), 0, IN_CURRENT, deadline)
         return Room(*(max(numbers) for numbers in zip(*found, strict=True)))
 
     def latency_lane(self, experts: int, top_k: int, hidden: int, tokens: int, format: str) -> LatencyLane:
@@ -250,7 +251,7 @@ class Runtime:
         return lane
 
     def _made(self, config: plans.Config) -> Communicator:
-        """Makes a communicator, and checks that it is the one that is meant. Collective."""
+        """Makes a communicator for a first round, and checks that it is the one that is meant. Collective."""
         made = self._connect(config)
         wanted = (self.rank, self.ranks, config.max_tokens_per_rank, config.hidden)
         plan = made.plan
@@ -258,6 +259,7 @@ class Runtime:
         if given != wanted:
             names = "rank, ranks, max_tokens_per_rank and hidden"
             raise ArgumentError(f"{names} of connect's communicator are {given}, not {wanted}")
+        made.set_deadline(self._settings.first_deadline)
         return made
 
     def send(
@@ -303,7 +305,8 @@ class Runtime:
         lane = self.lane_for(x, ranks, ranks)
         with self.streams.ordered(x.tokens.device, *order) as ordered:
             ordered.reads(*x, is_token_in_rank, num_tokens_per_expert)
-            counts = self._gather(num_tokens_per_expert.view(ranks, -1), num_sms, ordered)
+            per_rank, deadline = num_tokens_per_expert.view(ranks, -1), self._settings.deadline
+            counts = self._gather(per_rank, num_sms, ordered, deadline)
             listed = [sum(each) for each in zip(*counts, strict=True)]
             numbers = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
             ids = torch.where(is_token_in_rank, numbers, -1)
@@ -378,7 +381,9 @@ class Runtime:
         """Returns the lane that sends these rows. Not collective."""
         return self.lane((experts, top_k, x.tokens.shape[1], x.format))
 
-    def _gather(self, numbers: Tensor, num_sms: int, ordered: InPlace | Ordered) -> list[list[int]]:
+    def _gather(
+        self, numbers: Tensor, num_sms: int, ordered: InPlace | Ordered, deadline: float
+    ) -> list[list[int]]:
         """Sends row ``r`` of ``numbers``, int32 ``[ranks, n]``, to rank ``r``. Returns the rows of all ranks
         for this one. Collective; waits for it.
 
@@ -388,10 +393,10 @@ class Runtime:
         rows = numbers.new_zeros(ranks, -(-count // 4) * 4)
         rows[:, :count] = numbers
         key = (ranks, 1, 2 * rows.shape[1], "bf16")
-        lane = self._exchanges.get(key)
+        lane = self._exchanges.get((key, deadline))
         if lane is None:
-            config = plan_of(*key[:3], ranks, self._settings.deadline)
-            lane = self._exchanges[key] = Lane(
+            config = plan_of(*key[:3], ranks, deadline)
+            lane = self._exchanges[key, deadline] = Lane(
                 lambda _: self._made(config), key, self.faults, lambda _: Room(ranks, 0, 0)
             )
         ids = torch.arange(ranks, dtype=torch.int32, device=rows.device).unsqueeze(1)
@@ -433,6 +438,7 @@ class Runtime:
         communicator.dispatch(x, torch.where(is_in_rank, numbers, -1), out=out)
         apart = communicator.combine(rows.view(torch.bfloat16)).view(torch.float32)
         held.graphs.note_if_captured()
+        communicator.set_deadline(None)
         return torch.where(is_in_rank.unsqueeze(2), apart[:, :, :top_k], 0).sum(1)
 
 

@@ -28,6 +28,9 @@ class Settings:
     deadline: float
     """``FERRY_DEEP_EP_DEADLINE``: longest wait for a peer in seconds. 100 unless set, as in DeepEP
     (``LEGACY_NUM_CPU_TIMEOUT_SECS``)."""
+    first_deadline: float | None
+    """``FERRY_DEEP_EP_FIRST_DEADLINE``: the same of each communicator's first round, in which ranks compile;
+    ``None`` for that of all others."""
     is_strict: bool
     """``FERRY_DEEP_EP_STRICT``: whether calls raise that would give up a round or repeat a dispatch."""
     is_exact: bool
@@ -43,9 +46,11 @@ class Settings:
     def read() -> Settings:
         """Reads the environment. Raises :class:`ferry_ep.ArgumentError` for a value that is not one."""
         tokens = _number("FERRY_DEEP_EP_MAX_TOKENS", 0.0, 1.0)
+        first = _number("FERRY_DEEP_EP_FIRST_DEADLINE", 0.0, _LEAST_DEADLINE, _MOST_DEADLINE)
         return Settings(
             max_tokens=int(tokens) or None,
             deadline=_number("FERRY_DEEP_EP_DEADLINE", 100.0, _LEAST_DEADLINE, _MOST_DEADLINE),
+            first_deadline=first or None,
             is_strict=_flag("FERRY_DEEP_EP_STRICT"),
             is_exact=_flag("FERRY_DEEP_EP_EXACT"),
             sums_weights=_flag("FERRY_DEEP_EP_SUM_WEIGHTS"),
