@@ -73,7 +73,7 @@ impl<M: Machine, E: Epilogue> Ending<M> for GivenEnding<'_, E> {
             row_capacity: combine.args.row_capacity,
             tokens: combine.tokens,
             token,
-            rounds_first: matches!(combine.common.shape.mode(), CombineMode::Exact),
+            rounds_first: matches!(combine.mode(), CombineMode::Exact),
         }
     }
 }

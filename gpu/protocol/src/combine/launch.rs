@@ -2,8 +2,9 @@
 
 use core::ops::Deref;
 
-use ferry_layout::{CombineArgs, CombineOptions};
+use ferry_layout::{CombineArgs, CombineMode, CombineOptions};
 
+use crate::machine::Machine;
 use crate::sync::launch::Launch;
 
 /// A launch of combine, with its arguments and options.
@@ -22,5 +23,18 @@ impl<'a, M> Deref for Combine<'a, M> {
     #[inline(always)]
     fn deref(&self) -> &Launch<'a, M> {
         &self.launch
+    }
+}
+
+impl<M: Machine> Combine<'_, M> {
+    /// Way back of the rows, for those who sum them. Rows that stayed as they came never return as they are, so
+    /// reducers of their kernels have no code for it. Senders keep theirs: without it the fused kernel spills
+    /// more.
+    #[inline(always)]
+    pub fn mode(&self) -> CombineMode {
+        match self.machine.keeps_rows() {
+            true => CombineMode::Reduced,
+            false => self.common.shape.mode(),
+        }
     }
 }

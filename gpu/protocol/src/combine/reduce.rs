@@ -91,7 +91,7 @@ impl<M: Machine> Combine<'_, M> {
         let range = ByteRange::part(shape.combine_row_bytes(), part, parts);
         let at = |slot| Row::Window(me, window.combine_row(token, slot));
         let to = Row::Tensor(Tensor::Combined, token);
-        match shape.mode() {
+        match self.mode() {
             CombineMode::Reduced => {
                 let ranks = RankSet::of_experts(machine, shape, experts);
                 let slots = low_bits(ranks.count());
