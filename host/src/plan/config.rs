@@ -140,7 +140,8 @@ pub struct Config {
     /// seconds for a shape's first one on a machine (the driver keeps the result), and makes calls faster,
     /// most of all with few tokens. If [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have
     /// no code for many tokens: a reason to give decoding a plan of its own. Such kernels stay loaded as long
-    /// as the process. Without effect in the simulator and if ranks are on several nodes.
+    /// as the process. Without effect in the simulator, with [`combine_weights`](Self::combine_weights), and
+    /// if ranks are on several nodes.
     #[cfg_attr(feature = "serde", serde(default))]
     pub specialise: bool,
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
