@@ -101,7 +101,7 @@ fn a_deadline_of_a_call_is_refused_as_the_plan_refuses_it() {
         let Err(Error::Plan(PlanError { problems })) = start(&notes, 2, planned).map(drop) else {
             panic!("a plan with a deadline of {refused:?}");
         };
-        assert_eq!(problems, [problem.clone()]);
+        assert_eq!(problems.iter().collect::<Vec<_>>(), [problem]);
         let text = found.to_string();
         assert!(
             text.starts_with("the deadline of later calls stays as it was: deadline is "),
