@@ -209,6 +209,16 @@ impl Case {
         dice.pick(&[None, None, Some(1), Some(2), Some(3)])
     }
 
+    /// Deadline of a call of rank `rank`; `None` for the plan's. If a rank is missing, that of all calls, as
+    /// the rank that gives up first names the culprit.
+    pub(super) fn deadline_of(&self, rank: usize, round: usize, half: usize) -> Option<Duration> {
+        let is_missing = self.lost.is_some() || self.absent.is_some();
+        let call = ((round * HALVES + half) * self.ranks + rank) * usize::from(!is_missing);
+        let mut dice = Dice::new(self.seed ^ 0x6465_6164 ^ (call as u64) << 32);
+        dice.pick(&[None, Some(60), Some(24 * 3600)])
+            .map(Duration::from_secs)
+    }
+
     /// Whether all ranks give up a round.
     pub const fn gives_up(&self, round: usize) -> bool {
         self.given_up >> round & 1 != 0

@@ -150,6 +150,8 @@ impl Run {
             if self.case.limits {
                 rank.limit_sms(self.case.limit_of(r, round, half)).unwrap();
             }
+            let deadline = self.case.deadline_of(r, round, half);
+            rank.set_deadline(deadline).unwrap();
             let enqueued = match (self.case.gives_up(round), half) {
                 (true, 2) => rank.give_up(stream),
                 (true, 3..) => Ok(()),

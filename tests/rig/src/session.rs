@@ -219,6 +219,12 @@ impl Session {
         self.gives_up = gives_up;
     }
 
+    /// Sets the deadlines of all later calls, each local rank's to one that `draw` returns.
+    pub fn set_deadlines(&mut self, mut draw: impl FnMut() -> Duration) -> Result<(), Error> {
+        let mut ranks = self.communicators.iter_mut();
+        ranks.try_for_each(|rank| rank.set_deadline(Some(draw())))
+    }
+
     /// Enqueues the end of a round without a combine on all local ranks.
     pub fn give_up(&mut self) -> Result<(), Error> {
         let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();

@@ -137,6 +137,7 @@ fn rounds_of(open: &mut OpenGroup, case: &Case, rounds: usize) -> Result<Tally> 
         let context = || format!("round {round}, {settings:?}");
         session.give_up_before_rounds(case.gives_up(round % 64));
         session.count_on_host(case.counts);
+        session.set_deadlines(|| dice.pick(&[1, 2, 8]) * config.deadline)?;
         let outputs = session.round(problem, &scale).with_context(context)?;
         oracle
             .verify(config.combine, !settings.apart, &outputs)
