@@ -61,7 +61,8 @@
 //! A wrong argument is an [`Error`] before anything is launched. A problem in a kernel
 //! is a [`Fault`], which [`Communicator::check`] returns: as a value, an [`InputFault`], if the
 //! input was at fault and the round went on, and as [`Error::Fault`] if the rank gave up. Every wait of
-//! a kernel ends at the deadline of the [`Config`], and no kernel traps, so the device stays usable.
+//! a kernel ends at the deadline of the [`Config`], or [of its call](Communicator::set_deadline), and no
+//! kernel traps, so the device stays usable.
 //!
 //! # Features
 //!
