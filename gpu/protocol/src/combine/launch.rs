@@ -27,9 +27,9 @@ impl<'a, M> Deref for Combine<'a, M> {
 }
 
 impl<M: Machine> Combine<'_, M> {
-    /// Way back of the rows, for those who sum them. Rows that stayed as they came never return as they are, so
-    /// reducers of their kernels have no code for it. Senders keep theirs: without it the fused kernel spills
-    /// more.
+    /// Way back of the rows, for those who sum them. Rows that stayed as they came never return as they are,
+    /// so reducers of their kernels have no code for it. Senders keep theirs: without it the fused kernel
+    /// spills more.
     #[inline(always)]
     pub fn mode(&self) -> CombineMode {
         match self.machine.keeps_rows() {
