@@ -51,7 +51,7 @@ pub fn run() -> io::Result<ExitCode> {
     screen.say(&tally.summary());
     screen.say(&format!(
         "left out: all other seeds, some orders in loom, the library's code for GPUs and the kernels' \
-         digests (cargo xtask test --full, which compiles kernels), {OTHER_SUITES}"
+         digests (cargo xtask test --rest, which compiles kernels), {OTHER_SUITES}"
     ));
     Ok(tally.exit_code())
 }
