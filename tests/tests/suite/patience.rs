@@ -457,3 +457,28 @@ fn assert_named(of: &Awaiting, outcomes: [(Result<InputReport, Error>, Duration)
         assert!(waited >= SHORT && waited < LONG / 2, "{about}: {fault}");
     }
 }
+
+/// A dispatch that the deadline of the combine before ends, far below its own, says how long it waited.
+#[test]
+fn a_wait_for_credits_says_how_long_it_was() {
+    let group = Group::simulated(3, 8).unwrap();
+    let mut ranks = ranks(&group, LONG);
+    let given: Vec<_> = ranks.iter().map(tensors).collect();
+    for (rank, given) in ranks.iter_mut().zip(&given) {
+        make(rank, "dispatch", given).unwrap();
+    }
+    let (rank, given) = (&mut ranks[0], &given[0]);
+    rank.set_deadline(Some(SHORT)).unwrap();
+    make(rank, "combine", given).unwrap();
+    rank.set_deadline(None).unwrap();
+    make(rank, "dispatch", given).unwrap();
+    let Err(Error::Fault(fault)) = rank.synchronize(STREAM) else {
+        panic!("nobody was missed");
+    };
+    assert_eq!(fault.region, Region::Credit, "{fault}");
+    let patience = fault.patience_ms.map(u64::from).map(Duration::from_millis);
+    assert!(
+        patience.is_some_and(|patience| patience <= SHORT),
+        "{fault}"
+    );
+}

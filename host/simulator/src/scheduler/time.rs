@@ -33,7 +33,8 @@ impl World {
     }
 
     /// Wait for launches before the next deadline passes: the patience that was set, or the wait that this
-    /// deadline allows. `None` if every rank is running or lost, so that no launch can begin before.
+    /// deadline, perhaps that of a combine before, allows from the beginning of its launch. `None` if every
+    /// rank is running or lost, so that no launch can begin before.
     pub(super) fn patience(&self) -> Option<Duration> {
         let is_running = |rank| self.running.iter().any(|warp| warp.rank == rank);
         let everyone_runs =
@@ -42,7 +43,10 @@ impl World {
             .running
             .iter()
             .min_by_key(|warp| warp.times_out_at.get());
-        let allowed = next.map_or(0, |warp| warp.deadline_ns);
+        let allowed = next.map_or(0, |warp| {
+            let sooner = warp.deadline - warp.times_out_at.get();
+            warp.deadline_ns.saturating_sub(sooner)
+        });
         (!everyone_runs).then(|| {
             let allowed = Duration::from_nanos(allowed);
             self.options.patience.unwrap_or(allowed)
