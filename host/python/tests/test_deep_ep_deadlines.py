@@ -55,3 +55,24 @@ def test_ranks_may_be_late_in_the_first_round(world, monkeypatch):
         buffer.destroy()
 
     of.run(work)
+
+
+@pytest.mark.parametrize("is_low_latency", [False, True], ids=["normal", "low_latency"])
+def test_a_rank_may_be_late_in_the_first_round_of_which_others_wait_in_the_second(
+    world, monkeypatch, is_low_latency
+):
+    monkeypatch.setenv("FERRY_DEEP_EP_FIRST_DEADLINE", str(FIRST))
+    monkeypatch.setenv("FERRY_DEEP_EP_DEADLINE", "0.5")
+    of, mode = world(2, patience=None), Mode(is_low_latency)
+    # Rank 0 sends nothing, and so waits for no sum.
+    tokens = rig.Tokens(2, of, [0, 4])
+
+    def work(rank):
+        buffer = of.buffer(rank, low_latency_mode=is_low_latency)
+        for late in (1.5 * rank, 0):
+            rows, handle = mode.send(buffer, tokens, rank)
+            time.sleep(late)
+            mode.combine(buffer, tokens, rank, rows, handle)
+        buffer.destroy()
+
+    of.run(work)

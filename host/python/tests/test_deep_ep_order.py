@@ -122,12 +122,15 @@ class Communicator:
         self._native = SimpleNamespace(_capture=lambda handle: gpu.streams[handle].capture or None)
         #: Stream and number of the last launch, captured or not.
         self.last = {False: (0, 0), True: (0, 0)}
+        #: Whether launches have a first round's deadline: the next one, and each that was made.
+        self.is_first, self.were_first = True, []
         gpu.communicators.append(self)
 
     def launch(self, before, after):
         """Launches a kernel in the current stream, between these states of the round."""
         assert self.round == before
         stream = self.gpu.current
+        self.were_first.append(self.is_first)
         is_captured, self.is_done = stream.capture != 0, False
         of, number = self.last[is_captured]
         assert stream.before.get(of, 0) >= number, f"{self.round} on {of}, then {after} on another stream"
@@ -162,7 +165,8 @@ class Communicator:
         self.launch("dispatched", "idle")
 
     def set_deadline(self, deadline):
-        assert deadline is None
+        assert deadline is None and self.is_first
+        self.is_first = False
 
     def check(self):
         return None
@@ -300,6 +304,18 @@ def test_the_end_on_another_stream_says_what_its_hooks_use(gpu):
     gpu.current = gpu.streams[1]
     calls.lane.end()
     assert len(gpu.current.used) == 2 * (len(TENSORS) - 1) and gpu.streams[0].used == []
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_the_second_dispatch_has_a_deadline_of_the_first_round_unless_a_graph_keeps_it(gpu, is_captured):
+    calls = Calls(gpu)
+    gpu.current = gpu.streams[1]
+    for number in range(3):
+        with gpu.capture() if is_captured and number == 1 else contextlib.nullcontext():
+            calls.dispatch()
+            calls.combine(handle=calls.handles[-1])
+    (communicator,) = calls.communicators
+    assert communicator.were_first == [True, True, not is_captured, *[False] * 3]
 
 
 @pytest.mark.parametrize("is_captured", [False, True])

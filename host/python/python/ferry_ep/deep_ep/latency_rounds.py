@@ -173,7 +173,7 @@ class _Round:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.handle: LatencyHandle | None = None
-        self.is_first = True
+        self.sent = 0
         #: Hook that was not called yet, of a dispatch or of a combine.
         self.hook: Callable[[], None] | None = None
         #: Streams of the last call, or hook, and of the last one that was not captured.
@@ -314,6 +314,7 @@ class LatencyLane(Rounds[_Round]):
                 finish(blocks)
             opened.handle = handle
             self._open.append(opened)
+            self._note_sent(opened)
         except BaseException:
             self._settle(opened)
             raise

@@ -65,8 +65,8 @@ class Opened(Held, Protocol):
 
     handle: Any
     """What its combine is given; ``None`` if its dispatch failed, and returned nothing."""
-    is_first: bool
-    """Whether it is the communicator's first round, with a deadline of its own."""
+    sent: int
+    """Dispatches of the communicator so far, at most 2: calls have another deadline until then."""
 
 
 Kept = TypeVar("Kept", bound=Opened)
@@ -79,7 +79,7 @@ class Round:
         self.communicator, self._faults = communicator, faults
         self.rank, self.ranks = communicator.rank, communicator.plan.ranks
         self.handle: Routing | None = None
-        self.is_first = True
+        self.sent = 0
         self.graphs = Graphs(communicator)
         #: Whether calls with plain tensors need no description.
         self.is_direct = anew.is_direct(communicator)
@@ -289,11 +289,18 @@ class Rounds(Generic[Kept]):
             self._end(opened)
 
     def _again(self, used: Kept) -> Kept:
-        """Returns what had a round before: its calls have the plan's deadline from here on."""
-        if used.is_first:
-            used.communicator.set_deadline(None)
-            used.is_first = False
+        """Returns what may have had a round before. A graph keeps the deadlines of its calls: the plan's."""
+        is_second = used.sent == 1 and used.communicator.device.startswith("cuda:")
+        if is_second and torch.cuda.is_current_stream_capturing():
+            self._note_sent(used)
         return used
+
+    def _note_sent(self, opened: Kept) -> None:
+        """Notes a dispatch. Calls after the second, which waits for first rounds, have the plan's."""
+        if opened.sent < 2:
+            opened.sent += 1
+            if opened.sent == 2:
+                opened.communicator.set_deadline(None)
 
     def _end(self, opened: Kept) -> None:
         """Notes that a round is over."""
@@ -397,6 +404,7 @@ class Lane(Rounds[Round]):
             )
             opened.handle = routing
             self._open.append(opened)
+            self._note_sent(opened)
         except BaseException:
             self._settle(opened)
             raise
@@ -412,6 +420,7 @@ class Lane(Rounds[Round]):
             arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.is_direct)
             opened.handle = routing
             self._open.append(opened)
+            self._note_sent(opened)
         except BaseException:
             self._settle(opened)
             raise

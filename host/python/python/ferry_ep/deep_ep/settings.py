@@ -29,8 +29,8 @@ class Settings:
     """``FERRY_DEEP_EP_DEADLINE``: longest wait for a peer in seconds. 100 unless set, as in DeepEP
     (``LEGACY_NUM_CPU_TIMEOUT_SECS``)."""
     first_deadline: float | None
-    """``FERRY_DEEP_EP_FIRST_DEADLINE``: the same of each communicator's first round, in which ranks compile;
-    ``None`` for that of all others."""
+    """``FERRY_DEEP_EP_FIRST_DEADLINE``: the same of each communicator's first round, in which ranks compile,
+    and of the dispatch after it; ``None`` for that of all others."""
     is_strict: bool
     """``FERRY_DEEP_EP_STRICT``: whether calls raise that would give up a round or repeat a dispatch."""
     is_exact: bool
