@@ -42,7 +42,9 @@ impl Command {
             _ => return Ok(false),
         };
         let has = args.network.is_some();
-        anyhow::ensure!(can || !has, "--network: is for gpu, replay, soak and bench");
+        let names = "is for gpu, replay, soak and bench";
+        anyhow::ensure!(can || !has, "--network: {names}");
+        anyhow::ensure!(can || args.node.is_none(), "--node: {names}");
         Ok(has)
     }
 

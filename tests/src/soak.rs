@@ -63,8 +63,8 @@ pub struct SoakArgs {
 impl SoakArgs {
     /// Whether shapes are run on the ranks of one group, which the simulator's own way does not have.
     const fn has_group(&self) -> bool {
-        let shared = self.group_args.share_gpus;
-        shared || self.gpus.is_some() || self.ranks.is_some() || self.group.is_some()
+        let of_group = self.group_args.share_gpus || self.group_args.node.is_some();
+        of_group || self.gpus.is_some() || self.ranks.is_some() || self.group.is_some()
     }
 
     /// Place of the group's ranks.
@@ -197,6 +197,9 @@ fn rerun(args: &SoakArgs, seed: u64) -> String {
     if let Some(ranks) = args.ranks {
         on += &format!(" --ranks {ranks}");
     }
+    if let Some(node) = args.group_args.node {
+        on += &format!(" --node {node}");
+    }
     if args.group_args.share_gpus {
         on += " --share-gpus";
     }
@@ -282,13 +285,20 @@ mod tests {
             text.contains("cargo xtask soak --gpus 4 --seed 3 --count 1"),
             "{text}"
         );
-        let text = rerun(&args("--group node --ranks 4 --share-gpus"), 3);
+        let text = rerun(&args("--group node --ranks 4 --node 2 --share-gpus"), 3);
         assert!(
             text.contains(
-                "ferry-tests soak --group node --ranks 4 --share-gpus --seed 3 --count 1"
+                "ferry-tests soak --group node --ranks 4 --node 2 --share-gpus --seed 3 --count 1"
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn ranks_of_a_node_are_those_of_a_group() {
+        assert!(args("--node 2").has_group() && !args("--seed 2").has_group());
+        let line = log::line(&args("--node 2"), "", 0..1, &Tally::default());
+        assert_eq!(line["node"], 2);
     }
 
     #[test]

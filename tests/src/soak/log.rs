@@ -27,6 +27,9 @@ pub fn line(args: &SoakArgs, machine: &str, seeds: Range<u64>, tally: &Tally) ->
         "rounds": tally.rounds(),
         "by_format": tally.by_format(),
     });
+    if let Some(node) = args.group_args.node {
+        line["node"] = json!(node);
+    }
     if args.has_group() && args.kind() != GroupKind::Simulated {
         line["ptx"] = json!(format!("{:016x}", fnv(KERNELS)));
     }
