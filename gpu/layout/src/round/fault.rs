@@ -176,8 +176,8 @@ pub struct Fault {
     pub saw: u64,
     /// Number of the round, counted from 1 in each communicator.
     pub epoch: u64,
-    /// Longest wait of the simulator in milliseconds of wall time, its patience or what a launch has until the
-    /// deadline that ends its wait, if a deadline passed while it waited for launches.
+    /// Longest wait of the simulator in milliseconds of wall time, its patience or the time of a launch until
+    /// the deadline that ends its wait, if a deadline passed while it waited for launches.
     pub patience_ms: Option<u32>,
     /// Number of ranks of this process on the GPU of `rank`, if there are several. Added by the host.
     pub gpu_ranks: Option<u32>,
