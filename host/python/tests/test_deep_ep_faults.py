@@ -38,6 +38,11 @@ def kinds(buffer):
     return [fault.kind for fault in buffer.check()]
 
 
+def said(caplog):
+    """What buffers said. Communicators of earlier tests may be collected at any time, and say so as well."""
+    return [each for each in caplog.records if each.name == "ferry_ep.deep_ep"]
+
+
 def test_lost_rows_are_said_once_and_returned(world, caplog):
     of = world(2)
 
@@ -55,7 +60,7 @@ def test_lost_rows_are_said_once_and_returned(world, caplog):
 
     with caplog.at_level(logging.WARNING, logger="ferry_ep.deep_ep"):
         of.run(run)
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
     assert "num_worst_tokens is at least" in caplog.text
 
 
@@ -78,7 +83,7 @@ def test_destroy_says_what_was_lost_in_the_last_round(world, caplog, is_low_late
 
     with caplog.at_level(logging.WARNING, logger="ferry_ep.deep_ep"):
         of.run(run)
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
     assert "rows were lost" in caplog.text
 
 
@@ -114,7 +119,7 @@ def test_strict_mode_raises_in_the_next_call_and_in_destroy(world, monkeypatch, 
         buffer.destroy()
 
     of.run(run)
-    assert caplog.records == []
+    assert said(caplog) == []
 
 
 @pytest.mark.parametrize("is_low_latency", [False, True], ids=["normal", "low_latency"])
@@ -148,7 +153,7 @@ def test_fillers_are_no_faults_and_hide_none(world, caplog, is_low_latency):
 
     with caplog.at_level(logging.WARNING, logger="ferry_ep.deep_ep"):
         of.run(run)
-    assert len(caplog.records) == 2  # on each rank
+    assert len(said(caplog)) == 2  # on each rank
 
 
 @pytest.mark.filterwarnings("ignore:ferry_ep.deep_ep. a .*combine had")
