@@ -4,7 +4,7 @@
 Makes tokens, has `ferry-tests replay --format F` carry them to their experts, and multiplies each expert's rows by
 a random matrix:
 
-  bf16             torch._grouped_mm, which takes Ferry's row_offsets as they are
+  bf16             torch._grouped_mm, which takes the ends row_offsets[1:]
   fp8              torch._scaled_mm, an expert at a time: scales 1 x 128 of rows, 128 x 128 of weights
   mxfp8, mxfp4,    dequantised on the GPU by the rule that the guide states (code * scale), then
   nvfp4, nvfp4-row torch._grouped_mm; both layouts of scales
