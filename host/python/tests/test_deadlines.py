@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import ferry_ep as ferry
+import numpy as np
 import pytest
 from conftest import in_threads
 
@@ -66,7 +67,7 @@ def test_deadlines_that_are_none(bench):
     assert rank.deadline == 20
     rank.set_deadline(86400)
     assert [each.deadline for each in of.ranks] == [86400, 20]
-    for refused in (-1, -1.5, float("nan"), float("inf"), 1e300, "2", True, [1], "soon"):
+    for refused in (-1, -1.5, float("nan"), float("inf"), 1e300, "2", True, np.True_, [1], "soon"):
         with pytest.raises(ferry.ArgumentError, match="but it is a number of seconds, above 0"):
             rank.set_deadline(refused)
     for refused in (0, 1e-12, 86400.5):

@@ -77,10 +77,10 @@ class Config:
     aligns groups to 4 rows in any case. Above 1, outputs have ``expert_counts`` and ``row_ends``, too. Exact
     mode between nodes takes only that of the format."""
     clear_padding: bool = False
-    """Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert only.
-    Otherwise they keep their bits."""
+    """Whether dispatch writes zeros to the payload and scales of rows that pad a group, if rows are by
+    expert. Otherwise they keep their bits."""
     row_sources: bool = False
-    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, by expert only.
-    In other layouts they always do."""
+    """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, if rows are by
+    expert. In other layouts they always do."""
     m_indices: bool = False
-    """Whether outputs have the group of each row, by expert only."""
+    """Whether outputs have the group of each row, if rows are by expert."""

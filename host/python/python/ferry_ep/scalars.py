@@ -44,8 +44,8 @@ def whole(name: str, given: Any, *, least: int = 0, most: int = _MOST) -> int:
 
 
 def number(name: str, given: Any) -> float:
-    """Returns a number, the argument ``name``. True and False are none."""
-    if not isinstance(given, (bool, str, bytes)):
+    """Returns a number, the argument ``name``. True and False are none, nor are NumPy's."""
+    if not isinstance(given, (bool, str, bytes)) and type(given).__name__ not in ("bool_", "bool"):
         try:
             return float(_readable(name, given))
         except (TypeError, ValueError, OverflowError, RuntimeError):
