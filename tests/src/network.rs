@@ -137,7 +137,7 @@ impl Network {
     }
 }
 
-/// Whether the user wants all to end, of those that asked for it: see [`end_when_asked`].
+/// Whether the user wants all to end: Ctrl-C is only noted once a network was started.
 pub fn is_to_end() -> bool {
     ENDS.load(Ordering::Relaxed)
 }
