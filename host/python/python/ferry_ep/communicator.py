@@ -179,8 +179,8 @@ class Communicator(Rank):
         and with the same number of rows; by expert without the router's weights, which are applied here:
         those of the dispatch, in exact mode ``topk_weights``.
         ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
-        ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``); padded
-        blocks need it, and no options.
+        ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``);
+        padded blocks need it, and no options.
         Steps on the sums, in this order (``Config.options``): ``row_scales`` f32 ``[tokens]``, ``bias`` and
         ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.
         ``out``: ``[tokens, hidden]`` of BF16, or f16 or f32 with ``Config.options``; in exact mode without
