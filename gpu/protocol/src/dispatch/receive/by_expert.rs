@@ -1,4 +1,4 @@
-//! The receiving half of dispatch.
+//! Received rows by expert, also in padded blocks.
 //!
 //! One warp turns the counts into row offsets while payload is still in flight; all warps then wait for rows,
 //! each for its own, and copy them to the outputs as they arrive.

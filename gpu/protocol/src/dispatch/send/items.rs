@@ -1,4 +1,4 @@
-//! The sending half of dispatch.
+//! The rows that a rank sends: a warp's items, one after another.
 //!
 //! The payload of a row goes out first: its header needs ranks within experts, which notifiers may still be
 //! computing. Rows with inline flags need nothing else. All other rows, or parts of them, are released and

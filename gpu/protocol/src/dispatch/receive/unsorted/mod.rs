@@ -1,5 +1,4 @@
-//! The receiving half of dispatch for rows that stay as they came: one for each (source rank, token) with an
-//! expert here.
+//! Received rows that stay as they came: one for each (source rank, token) with an expert here.
 //!
 //! Nobody waits for numbers of assignments. A row of a view is in its place once it has arrived, unless it
 //! came with inline flags; strided rows are copied to the same places of the outputs. Only rows that are
