@@ -14,9 +14,11 @@ use crate::settings::{Order, Settings};
 const MOST_WAITING: usize = 1 << 15;
 /// Most bytes of it.
 const MOST_BYTES: usize = 64 << 20;
-/// Shortest piece: words of so many bytes are never cut.
+/// Shortest piece: words of so many bytes are never cut, unless the order is [`Order::Broken`].
 const WORD: usize = 8;
-/// Delay of all puts in [`Order::Broken`], for somebody to look in between.
+/// Pieces of words in [`Order::Broken`].
+const TORN: usize = 2;
+/// Delay of all puts but words in [`Order::Broken`], for somebody to look in between.
 const BROKEN: Duration = Duration::from_millis(10);
 
 /// Draws delays, and has a PE's link inwards.
@@ -48,7 +50,9 @@ impl Clock {
 
     fn delay(&mut self, request: &Request) -> Duration {
         let (longest, more) = match request {
-            Request::Put { .. } if self.settings.order == Order::Broken => {
+            Request::Put { bytes, .. }
+                if self.settings.order == Order::Broken && bytes.len() > WORD =>
+            {
                 (self.settings.delay_us, BROKEN)
             }
             Request::Put { .. } | Request::Get { .. } => (self.settings.delay_us, Duration::ZERO),
@@ -60,9 +64,18 @@ impl Clock {
         more + Duration::from_micros(self.dice.random_range(0..=longest))
     }
 
+    /// Whether a put of so many bytes is cut.
+    fn cuts(&self, bytes: usize) -> bool {
+        let is_torn = self.settings.order == Order::Broken && bytes <= WORD;
+        is_torn || self.settings.pieces > 0 && bytes > WORD
+    }
+
     /// Bytes of a put's next piece at an address: words up to the longest piece, each length of twice the
     /// words as likely, up to an aligned place.
     fn piece(&mut self, at: u64, left: usize) -> usize {
+        if self.settings.order == Order::Broken && left <= WORD {
+            return left.min(TORN);
+        }
         let most = (self.settings.pieces / WORD).max(1);
         let doublings = self.dice.random_range(0..=most.ilog2());
         let words = self.dice.random_range(1..=most.min(1 << doublings));
@@ -131,9 +144,7 @@ impl Schedule {
             _ => clock.arrival(HEADER, now),
         };
         let (to, whole) = match request {
-            Request::Put { to, bytes } if clock.settings.pieces > 0 && bytes.len() > WORD => {
-                (to, bytes)
-            }
+            Request::Put { to, bytes } if clock.cuts(bytes.len()) => (to, bytes),
             request => {
                 let due = arrival + clock.delay(&request);
                 self.waiting.push_back(Waiting {
@@ -231,19 +242,33 @@ impl Schedule {
         taken
     }
 
-    /// All that is due, signals only after the puts before them, unless the order is broken.
+    /// All that is due, signals only after the puts before them, and words that are put only after all that is
+    /// before a fence before them, unless the order is broken.
     fn take_any(&mut self, now: Instant) -> Vec<Waiting> {
         let is_put = |one: &&Waiting| matches!(one.request, Request::Put { .. });
-        let first_put = match self.order {
-            Order::Broken => None,
-            _ => self.waiting.iter().find(is_put).map(|put| put.number),
+        let is_fence = |one: &&Waiting| one.request == Request::Fence;
+        while self.waiting.front().as_ref().is_some_and(is_fence) {
+            self.waiting.pop_front();
+        }
+        let (first_put, fence) = match self.order {
+            Order::Broken => {
+                self.waiting.retain(|one| one.request != Request::Fence);
+                (None, None)
+            }
+            _ => (
+                self.waiting.iter().find(is_put),
+                self.waiting.iter().find(is_fence),
+            ),
         };
-        self.waiting.retain(|one| one.request != Request::Fence);
+        let [first_put, fence] =
+            [first_put, fence].map(|one| one.map_or(u64::MAX, |one| one.number));
         let mut firsts = Firsts::new(self.order);
         let (taken, left) = split(std::mem::take(&mut self.waiting), |one| {
-            let is_free = match one.request {
-                Request::Put { .. } | Request::Get { .. } => true,
-                _ => one.number < first_put.unwrap_or(u64::MAX),
+            let is_free = match &one.request {
+                Request::Put { bytes, .. } => bytes.len() > WORD || one.number < fence,
+                Request::Get { .. } => true,
+                Request::Fence => false,
+                _ => one.number < first_put,
             };
             firsts.has(&one.request) && is_free && one.due <= now
         });

@@ -59,13 +59,18 @@ fn play(settings: &Settings, requests: &[Request]) -> Vec<u64> {
     numbers
 }
 
-/// Rows as Ferry sends them: put, fence, signal.
+/// Rows as put-with-signal sends them: put, fence, signal.
 fn rows(count: u64) -> Vec<Request> {
+    rows_with(count, signal)
+}
+
+/// Rows with flags that follow them.
+fn rows_with(count: u64, flag: impl Fn(u64) -> Request) -> Vec<Request> {
     let row = |row: u64| {
         [
             put(0x1000 + 0x100 * row, 128),
             Request::Fence,
-            signal(8 * row),
+            flag(8 * row),
         ]
     };
     (0..count).flat_map(row).collect()
@@ -103,6 +108,33 @@ fn every_order_but_the_broken_one_has_data_before_its_signal() {
         let (well, swaps) = of(Order::Relaxed);
         assert!(well && swaps > 15, "{swaps}");
         assert!(!of(Order::Broken).0);
+    }
+}
+
+#[test]
+fn a_word_behind_a_fence_comes_after_its_row_in_every_order_but_the_broken_one() {
+    let flagged = rows_with(30, |at| put(at, 8));
+    let mut swaps = [0, 0];
+    for seed in 0..20 {
+        let of = |order| judge(&play(&with_delays(order, seed), &flagged));
+        assert_eq!(of(Order::Fifo), (true, 0));
+        let [fence, relaxed] = [Order::Fence, Order::Relaxed].map(of);
+        assert!(fence.0 && relaxed.0, "seed {seed}");
+        swaps = [swaps[0] + fence.1, swaps[1] + relaxed.1];
+        assert!(!of(Order::Broken).0, "seed {seed}");
+    }
+    // A row passes fences only in the second one.
+    assert!(swaps[0] > 40 && swaps[1] > swaps[0], "{swaps:?}");
+}
+
+#[test]
+fn only_the_broken_order_tears_words() {
+    let begin = Instant::now();
+    for order in [Order::Fifo, Order::Fence, Order::Relaxed, Order::Broken] {
+        let mut clock = Clock::new(with_delays(order, 1), 0, begin);
+        let mut schedule = Schedule::new(order);
+        let pieces = schedule.push(put(0x1000, 8), begin, &mut clock);
+        assert_eq!(pieces, if order == Order::Broken { 4 } else { 0 });
     }
 }
 

@@ -19,10 +19,12 @@ pub enum Order {
     Fifo,
     /// Any order of what is between two fences.
     Fence,
-    /// A signal after all puts that were asked before it; all else in any order. A caller may ask more of a
-    /// fence: this is for programs that order data by put-with-signal and quiet alone.
+    /// A signal after all puts that were asked before it, and a word of at most 8 bytes that is put behind a
+    /// fence after all before the fence; all else in any order. A caller may ask more of a fence: this is for
+    /// programs that order data by put-with-signal, by words behind fences, and by quiet alone.
     Relaxed,
-    /// Signals before their data. NVSHMEM forbids it: tests that see data must fail.
+    /// Words and signals before their data, words in pieces of 2 bytes. NVSHMEM forbids it: tests that see data
+    /// must fail.
     Broken,
 }
 
