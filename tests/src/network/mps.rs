@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -18,6 +19,8 @@ pub(super) const PROGRAM: &str = "nvidia-cuda-mps-control";
 const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The folder of its logs.
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
+/// Folders of programs.
+const FOLDERS: &str = "PATH";
 /// The GPUs that a process sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Longest start, and longest end.
@@ -27,6 +30,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub(super) struct Mps {
     program: OsString,
     pipes: PathBuf,
+    /// The folder of the program that waits for its turn.
+    turns: PathBuf,
     gpus: usize,
 }
 
@@ -39,6 +44,7 @@ impl Mps {
         let mps = Self {
             program: program.into(),
             pipes,
+            turns: take_turns(program, folder)?,
             gpus,
         };
         let name = program.display();
@@ -58,7 +64,14 @@ impl Mps {
 
     /// Variables of a process that uses it. The daemon numbers the GPUs that it sees from 0.
     pub(super) fn variables(&self) -> Vec<(OsString, OsString)> {
-        let mut variables = vec![(PIPES.into(), self.pipes.clone().into())];
+        let folders = env::var_os(FOLDERS).unwrap_or_default();
+        let mut variables = vec![
+            (PIPES.into(), self.pipes.clone().into()),
+            (
+                FOLDERS.into(),
+                super::joined(self.turns.as_os_str(), &folders, ":"),
+            ),
+        ];
         if env::var_os(VISIBLE).is_some() {
             let numbers: Vec<String> = (0..self.gpus).map(|gpu| gpu.to_string()).collect();
             variables.push((VISIBLE.into(), numbers.join(",").into()));
@@ -77,6 +90,30 @@ impl Mps {
             .map(|mut stdin| writeln!(stdin, "quit -t 10"));
         matches!(asked, Some(Ok(()))) && has_ended(child, LONGEST)
     }
+}
+
+/// Makes a folder with a program of the same name, which waits until nobody else speaks to the daemon.
+///
+/// A PE of each host asks it whether it runs. The daemon hears one at a time, and whoever is refused takes it
+/// that none runs: NVSHMEM's PEs then wait for each other in different calls, for ever.
+fn take_turns(program: &OsStr, folder: &Path) -> Result<PathBuf> {
+    let turns = folder.join("turns");
+    let script = turns.join(PROGRAM);
+    let folders = env::var_os(FOLDERS).unwrap_or_default();
+    let [lock, program, folders] = [turns.join("lock").as_os_str(), program, &folders].map(quoted);
+    let text = format!("#!/bin/sh\nPATH={folders} exec flock {lock} {program} \"$@\"\n");
+    let make = || {
+        fs::create_dir(&turns)?;
+        fs::write(&script, text)?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
+    };
+    make().with_context(|| format!("making {}", script.display()))?;
+    Ok(turns)
+}
+
+/// A text as a word of a shell.
+fn quoted(text: &OsStr) -> String {
+    format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"))
 }
 
 /// Whether a process ends well in time. It is killed if not.
