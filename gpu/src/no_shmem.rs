@@ -4,11 +4,8 @@
 use crate::ptx::thread;
 
 /// Traps; never called.
-///
-/// # Safety
-/// No requirements.
 #[inline(always)]
-pub unsafe fn put_signal(_: u32, _: u64, _: u64, _: u32, _: u64, _: u64) {
+pub fn has_room() -> bool {
     thread::trap()
 }
 
@@ -17,6 +14,24 @@ pub unsafe fn put_signal(_: u32, _: u64, _: u64, _: u32, _: u64, _: u64) {
 /// # Safety
 /// No requirements.
 #[inline(always)]
-pub unsafe fn signal(_: u32, _: u64, _: u64) {
+pub unsafe fn put_row(_: u32, _: u64, _: u64, _: u32) {
+    thread::trap()
+}
+
+/// Traps; never called.
+///
+/// # Safety
+/// No requirements.
+#[inline(always)]
+pub unsafe fn put_words(_: u32, _: u64, _: u64, _: u32) {
+    thread::trap()
+}
+
+/// Traps; never called.
+///
+/// # Safety
+/// No requirements.
+#[inline(always)]
+pub unsafe fn fence() {
     thread::trap()
 }

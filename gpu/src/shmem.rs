@@ -2,38 +2,100 @@
 //!
 //! Addresses are symmetric: those of the same place in the own window.
 
+use core::arch::asm;
 use core::ffi::c_int;
+use core::mem::offset_of;
 
-use nvshmem_sys::device::{SIGNAL_SET, nvshmemx_putmem_signal_nbi_warp, nvshmemx_signal_op};
+use ferry_protocol::PUTS_AT_ONCE;
+use nvshmem_sys::device::{
+    CHANNEL_BYTES, DeviceState, nvshmem_fence, nvshmem_putmem_nbi, nvshmemx_putmem_nbi_warp,
+};
 
-/// Sends `bytes` bytes from `from` to the place `to` of `peer`, then sets its word `signal`. NVSHMEM orders
-/// the signal after the data of the same call, on every transport. All lanes.
+use crate::ptx::memory;
+
+/// Bytes of requests that warps may have looked for and not issued yet: a fence and [`PUTS_AT_ONCE`] puts each,
+/// of all warps that fit on 192 multiprocessors. Sizes: `PROXY_DMA_REQ_BYTES` of NVSHMEM, and a word.
+const UNSEEN_BYTES: u64 = 192 * 64 * (32 * PUTS_AT_ONCE as u64 + 8);
+const _: () = assert!(UNSEEN_BYTES < CHANNEL_BYTES, "a channel that is never free");
+
+/// The word of NVSHMEM's state at a place.
+#[inline(always)]
+fn state<const PLACE: usize>() -> u64 {
+    let word;
+    // SAFETY: a load of a constant that the linked module has, whose layout is that of the linked version.
+    unsafe {
+        asm!(
+            "ld.const.u64 {}, [nvshmemi_device_state_d+{}];",
+            out(reg64) word,
+            const PLACE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    word
+}
+
+/// Whether NVSHMEM's channel takes [`PUTS_AT_ONCE`] puts and a fence at once, whatever other warps issue
+/// meanwhile: NVSHMEM's own functions wait for room without end. True where there is no channel.
+#[inline(always)]
+pub fn has_room() -> bool {
+    const ISSUED: usize = offset_of!(DeviceState, proxy_channels_issue);
+    const COMPLETE: usize = offset_of!(DeviceState, proxy_channels_complete);
+    const COMPLETE_HERE: usize = offset_of!(DeviceState, proxy_channels_complete_local_ptr);
+    let issued = state::<ISSUED>();
+    if issued == 0 {
+        return true;
+    }
+    // SAFETY: words that NVSHMEM made for this module when it was registered.
+    unsafe {
+        let wanted = memory::load_relaxed_gpu(issued) + UNSEEN_BYTES;
+        let has_room = |complete: u64| wanted <= complete + CHANNEL_BYTES;
+        // NVSHMEM renews its copy in the GPU's memory only when that shows no room.
+        has_room(memory::load_relaxed_gpu(state::<COMPLETE_HERE>()))
+            || has_room(memory::load_relaxed_sys(state::<COMPLETE>()))
+    }
+}
+
+/// Sends `bytes` bytes from `from` to the place `to` of `peer`. All lanes.
 ///
 /// # Safety
-/// All three addresses lie in the symmetric heap, and `from` and `to` have `bytes` bytes; the module is
-/// registered with NVSHMEM; `from` does not change until the peer has answered.
+/// Both addresses lie in the symmetric heap and have `bytes` bytes; the module is registered with NVSHMEM;
+/// `from` does not change until the bytes have arrived.
 #[inline(always)]
-pub unsafe fn put_signal(peer: u32, to: u64, from: u64, bytes: u32, signal: u64, value: u64) {
+pub unsafe fn put_row(peer: u32, to: u64, from: u64, bytes: u32) {
     // SAFETY: symmetric addresses with `bytes` bytes, of which `from` does not change: documented above.
     unsafe {
-        nvshmemx_putmem_signal_nbi_warp(
+        nvshmemx_putmem_nbi_warp(
             to as *mut _,
             from as *const _,
             bytes as usize,
-            signal as *mut u64,
-            value,
-            SIGNAL_SET,
             peer as c_int,
         );
     }
 }
 
-/// Sets the word `signal` of `peer`. For one lane.
+/// Sends bytes like [`put_row`]. For one lane.
 ///
 /// # Safety
-/// The address lies in the symmetric heap; the module is registered with NVSHMEM.
+/// As for [`put_row`].
 #[inline(always)]
-pub unsafe fn signal(peer: u32, signal: u64, value: u64) {
-    // SAFETY: a symmetric address: documented above.
-    unsafe { nvshmemx_signal_op(signal as *mut u64, value, SIGNAL_SET, peer as c_int) }
+pub unsafe fn put_words(peer: u32, to: u64, from: u64, bytes: u32) {
+    // SAFETY: symmetric addresses with `bytes` bytes, of which `from` does not change: documented above.
+    unsafe {
+        nvshmem_putmem_nbi(
+            to as *mut _,
+            from as *const _,
+            bytes as usize,
+            peer as c_int,
+        );
+    }
+}
+
+/// Lets what this rank puts afterwards arrive after what it has put before. For one lane.
+///
+/// # Safety
+/// The module is registered with NVSHMEM.
+#[inline(always)]
+pub unsafe fn fence() {
+    // SAFETY: a registered module: documented above.
+    unsafe { nvshmem_fence() }
 }

@@ -13,14 +13,14 @@
 #[path = "generated/device.rs"]
 mod generated;
 
-pub use generated::nvshmem_quiet;
-pub use generated::nvshmemx_putmem_signal_nbi_warp;
-pub use generated::nvshmemx_signal_op;
+pub use generated::nvshmem_fence;
+pub use generated::nvshmem_putmem_nbi;
+pub use generated::nvshmemi_device_host_state_v1 as DeviceState;
+pub use generated::nvshmemx_putmem_nbi_warp;
 
-/// `sig_op` that sets the remote signal word.
-pub const SIGNAL_SET: core::ffi::c_int =
-    generated::nvshmemx_signal_op_t::NVSHMEM_SIGNAL_SET as core::ffi::c_int;
+/// Name of the [`DeviceState`] in a module that has NVSHMEM's code. The host library writes it when it
+/// registers the module. Private to NVSHMEM, and laid out as in [`LINKED_VERSION`](crate::LINKED_VERSION).
+pub const DEVICE_STATE: &core::ffi::CStr = c"nvshmemi_device_state_d";
 
-/// `sig_op` that adds to the remote signal word.
-pub const SIGNAL_ADD: core::ffi::c_int =
-    generated::nvshmemx_signal_op_t::NVSHMEM_SIGNAL_ADD as core::ffi::c_int;
+/// Bytes of the channel of requests to NVSHMEM's thread on the host.
+pub const CHANNEL_BYTES: u64 = 1 << generated::CHANNEL_BUF_SIZE_LOG;

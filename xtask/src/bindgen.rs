@@ -32,7 +32,7 @@ const HOST_FUNCTIONS: [&str; 17] = [
 const HOST_ITEMS: &str = "nvshmemx_init_status_t|flags|UNIQUEID_ARGS_INVALID";
 
 /// Types of the device half that are in no function's signature.
-const DEVICE_ITEMS: &str = "nvshmemx_signal_op_t";
+const DEVICE_ITEMS: &str = "nvshmemi_device_host_state_v1|CHANNEL_BUF_SIZE_LOG";
 
 /// Generates the bindings, or with `check` compares them with the committed ones.
 pub fn run(root: &Path, target_dir: &Path, check: bool) -> Result<()> {

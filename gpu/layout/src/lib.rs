@@ -33,7 +33,7 @@ pub use launch::options::{
 pub use memory::block_histogram::{BlockHistogram, dot_bytes};
 pub use memory::dispatch_row::DispatchRow;
 pub use memory::row_groups::RowGroup;
-pub use memory::window::{ByteOffset, Signal, Window};
+pub use memory::window::{ByteOffset, Signal, StagedEpoch, Window};
 pub use memory::workspace::{Counter, Table, Workspace, assignment_index, tile_counts_index};
 pub use plan::header::{Assignment, AssignmentWords, Header, NOT_ROUTED, OVERFLOWED};
 pub use plan::limits::{

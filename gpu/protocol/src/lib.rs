@@ -40,7 +40,7 @@ pub use machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
 pub use machine::signals::Signals;
 pub use machine::tile::Tiles;
 pub use machine::turns::Turns;
-pub use machine::{LANES, Machine};
+pub use machine::{LANES, Machine, PUTS_AT_ONCE};
 pub use sync::arrivals;
 pub use sync::launch::Aborted;
 pub use work::extent::Extent;

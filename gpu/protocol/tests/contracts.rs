@@ -55,9 +55,9 @@ fn a_round_begins_when_all_parts_of_the_last_one_are_done() {
 }
 
 #[test]
-#[should_panic(expected = "Exits: 2 before one of 2")]
+#[should_panic(expected = "Arrivals: 2 before one of 2")]
 fn a_point_is_passed_by_no_more_than_its_parties() {
-    arrivals::pass(&One(Cell::new(2)), Counter::Exits, 2, || {});
+    arrivals::pass(&One(Cell::new(2)), Counter::Arrivals, 2, || {});
 }
 
 #[test]

@@ -248,13 +248,13 @@ fn block_model(weak: Weak) {
         let memory = memory.clone();
         move || {
             memory.await_credit(&memory.warp(0), 1, last);
-            memory.warp(0).add(Counter::Exits, 1);
+            memory.warp(0).add(Counter::Arrivals, 1);
         }
     });
     let writer = thread::spawn({
         let memory = memory.clone();
         move || {
-            wait(|| memory.warp(0).load(Counter::Exits) == 1);
+            wait(|| memory.warp(0).load(Counter::Arrivals) == 1);
             memory.rows[1].store(last.0, Ordering::Relaxed);
         }
     });
@@ -355,7 +355,7 @@ fn pass_model(weak: Weak) {
                 wait(|| warp.load(Counter::Finished) + 1 == epoch.0);
                 memory.rows[part].store(epoch.0, Ordering::Relaxed);
                 let mut is_last = false;
-                arrivals::pass(&warp, Counter::Exits, 2, || {
+                arrivals::pass(&warp, Counter::Arrivals, 2, || {
                     memory.rows.iter().for_each(|row| read(row, epoch.0));
                     assert_eq!(warp.load(Counter::Finished), epoch.0 - 1);
                     is_last = true;
@@ -385,7 +385,7 @@ fn hand_over_model(weak: Weak) {
         move || {
             let warp = memory.warp(0);
             memory.rows[part].store(epoch.0, Ordering::Relaxed);
-            if warp.add(Counter::Exits, 1) + 1 == 2 {
+            if warp.add(Counter::Arrivals, 1) + 1 == 2 {
                 warp.release();
                 flagged::publish(&warp, Rank(1), memory.flag(0), epoch);
             }

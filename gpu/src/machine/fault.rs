@@ -104,14 +104,13 @@ pub unsafe fn write(
     }
 }
 
-/// Stores `value` into the word `at` of the windows of all `ranks` ranks, `of_node` of which, from `first`
-/// on, are on this rank's node. Without `SHMEM` only those are reached: kernels that only wait have no way to
-/// the others.
+/// Stores `value` into the word `at` of the windows of those of `ranks` ranks that are on this rank's node:
+/// `of_node` from `first` on.
 ///
 /// # Safety
 /// `peers` is the table of the ranks' windows, in which `at` is a signal word.
 #[inline(never)]
-pub unsafe fn signal_all<const SHMEM: bool>(
+pub unsafe fn signal_all(
     peers: u64,
     ranks: u32,
     first: Rank,
@@ -125,9 +124,23 @@ pub unsafe fn signal_all<const SHMEM: bool>(
             let word = memory::load_constant_u64(peers + 8 * rank as u64) + at.bytes();
             if rank.wrapping_sub(first.0) < of_node {
                 memory::store_relaxed_sys(word, value);
-            } else if SHMEM {
-                shmem::signal(rank, word, value);
             }
+        }
+    }
+}
+
+/// Puts the word at `word` in the own window to the `ranks` ranks but for the `of_node` of this node from
+/// `first` on, as far as there is room. What is in it was stored by this thread.
+///
+/// # Safety
+/// `word` is a signal word of the own window, a symmetric address, and nobody stores another value there.
+#[inline(never)]
+pub unsafe fn put_all(word: u64, ranks: u32, first: Rank, of_node: u32) {
+    memory::fence_acq_rel_sys();
+    for rank in 0..ranks {
+        if rank.wrapping_sub(first.0) >= of_node && shmem::has_room() {
+            // SAFETY: a word of the symmetric windows, which stays: documented above.
+            unsafe { shmem::put_words(rank, word, word, 8) };
         }
     }
 }

@@ -103,11 +103,6 @@ impl<'a, A: Arguments, const SHMEM: bool> Gpu<'a, A, SHMEM> {
     fn counter(&self, counter: Counter) -> u64 {
         self.common().workspace + counter.bytes()
     }
-
-    #[inline(always)]
-    fn is_p2p(&self, rank: Rank) -> bool {
-        !SHMEM || self.common().shape.same_node(self.common().rank(), rank)
-    }
 }
 
 impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
@@ -450,16 +445,52 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
     }
 
     #[inline(always)]
-    fn put(&self, put: Put) {
+    fn has_room(&self) -> bool {
+        !SHMEM || shmem::has_room()
+    }
+
+    #[inline(always)]
+    fn stage(&self, at: ByteOffset, word: u64) {
+        // SAFETY: staged words lie inside the own window, which holds 64-bit words there.
+        unsafe { memory::store_relaxed_sys(self.window(self.common().rank()) + at.bytes(), word) };
+    }
+
+    #[inline(always)]
+    fn put_row(&self, put: Put) {
         if SHMEM {
             thread::converge();
             let own = self.window(self.common().rank());
             let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
-            let signal = own + put.signal.bytes();
             // SAFETY: the windows are symmetric, and the staging is rewritten only in a later round: that of
             // dispatch after every peer has returned its credit for this one, that of combine after every
             // peer has sent the later round's counts, after it had all rows of this one.
-            unsafe { shmem::put_signal(put.peer.0, to, from, put.bytes, signal, put.value) };
+            unsafe { shmem::put_row(put.peer.0, to, from, put.bytes) };
+        }
+    }
+
+    #[inline(always)]
+    fn put_words(&self, put: Put) {
+        if SHMEM {
+            let own = self.window(self.common().rank());
+            let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
+            // SAFETY: the windows are symmetric, and words are staged again only after they have arrived, as
+            // rows are.
+            unsafe { shmem::put_words(put.peer.0, to, from, put.bytes) };
+        }
+    }
+
+    #[inline(always)]
+    fn fence_puts(&self) {
+        if SHMEM {
+            // Rows for peers that NVSHMEM has mapped are stores of all lanes.
+            thread::converge();
+            memory::fence_acq_rel_sys();
+            thread::converge();
+            if self.lane == 0 {
+                // SAFETY: the host registered the module with NVSHMEM.
+                unsafe { shmem::fence() };
+            }
+            thread::converge();
         }
     }
 
@@ -471,7 +502,12 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             let first = Rank(self.common().rank().0 / of_node * of_node);
             // SAFETY: the table of peers has an entry for every rank, and signals lie inside the windows.
             unsafe {
-                fault::signal_all::<SHMEM>(*peers, shape.ranks, first, of_node, at, value);
+                fault::signal_all(*peers, shape.ranks, first, of_node, at, value);
+            }
+            if SHMEM {
+                let word = self.window(self.common().rank()) + at.bytes();
+                // SAFETY: the own word among those just stored; a rank aborts once.
+                unsafe { fault::put_all(word, shape.ranks, first, of_node) };
             }
         }
     }

@@ -5,7 +5,6 @@ use ferry_protocol::{Host, Signals};
 
 use super::Gpu;
 use crate::ptx::{memory, thread};
-use crate::shmem;
 
 impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
     #[inline(always)]
@@ -18,14 +17,8 @@ impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn signal(&self, to: Rank, at: Signal, value: u64) {
-        // SAFETY: signals lie inside the windows, which hold 64-bit words there.
-        unsafe {
-            if self.is_p2p(to) {
-                memory::store_relaxed_sys(self.window(to) + at.bytes(), value);
-            } else {
-                shmem::signal(to.0, self.window(to) + at.bytes(), value);
-            }
-        }
+        // SAFETY: signals lie inside the windows, which hold 64-bit words there, and the rank is on this node.
+        unsafe { memory::store_relaxed_sys(self.window(to) + at.bytes(), value) };
     }
 
     #[inline(always)]

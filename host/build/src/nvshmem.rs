@@ -20,9 +20,9 @@ const NVSHMEM_VERSION: (u32, u32, u32) = (3, 4, 5);
 /// NVSHMEM functions that kernels call. All that they do not need, but for the device state, is stripped
 /// from the bitcode.
 pub const DEVICE_FUNCTIONS: [&str; 3] = [
-    "nvshmemx_putmem_signal_nbi_warp",
-    "nvshmemx_signal_op",
-    "nvshmem_quiet",
+    "nvshmemx_putmem_nbi_warp",
+    "nvshmem_putmem_nbi",
+    "nvshmem_fence",
 ];
 
 /// Variables that the host library writes when a module is registered.
@@ -343,10 +343,10 @@ mod tests {
 
     #[test]
     fn a_function_without_a_body_is_refused() {
-        let text = check_complete("define void @nvshmem_quiet() {\n")
+        let text = check_complete("define void @nvshmem_fence() {\n")
             .unwrap_err()
             .to_string();
-        assert!(text.contains("nvshmemx_putmem_signal_nbi_warp"), "{text}");
+        assert!(text.contains("nvshmemx_putmem_nbi_warp"), "{text}");
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub enum ferry_fault_kind {
     /// twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     /// was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
+    /// NVSHMEM took no more requests for ranks of other nodes: its thread on the host is stuck with a peer or the
+    /// network.
+    FERRY_FAULT_NETWORK_STALLED = 10,
     /// A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff goes instead,
     /// all NaN. wanted is the word's index among the token's scales.
     FERRY_FAULT_LOST_SCALES = 10,
@@ -73,6 +76,8 @@ pub enum ferry_region {
     FERRY_REGION_INPUT_SCALES = 12,
     /// An expert's block of the caller's output tensors; the index is the expert's id.
     FERRY_REGION_EXPERT_BLOCK = 13,
+    /// NVSHMEM's channel of requests for ranks of other nodes.
+    FERRY_REGION_CHANNEL = 14,
 }
 
 /// A kernel.
@@ -230,6 +235,7 @@ const fn kind(kind: FaultKind) -> ferry_fault_kind {
         FaultKind::OutputTooSmall => FERRY_FAULT_OUTPUT_TOO_SMALL,
         FaultKind::TooManyTokens => FERRY_FAULT_TOO_MANY_TOKENS,
         FaultKind::OutOfTurn => FERRY_FAULT_OUT_OF_TURN,
+        FaultKind::NetworkStalled => FERRY_FAULT_NETWORK_STALLED,
         FaultKind::LostScales => FERRY_FAULT_LOST_SCALES,
     }
 }
@@ -251,6 +257,7 @@ const fn region(region: Region) -> ferry_region {
         Region::LastLaunch => FERRY_REGION_LAST_LAUNCH,
         Region::InputScales => FERRY_REGION_INPUT_SCALES,
         Region::ExpertBlock => FERRY_REGION_EXPERT_BLOCK,
+        Region::Channel => FERRY_REGION_CHANNEL,
     }
 }
 

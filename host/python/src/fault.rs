@@ -23,7 +23,7 @@ impl Fault {
 
     /// ``"PeerTimeout"``, ``"LocalTimeout"``, ``"InvalidExpert"``, ``"DuplicateExpert"``,
     /// ``"TooManyOnDevice"``, ``"LostScales"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``,
-    /// ``"TooManyTokens"`` or ``"OutOfTurn"``.
+    /// ``"TooManyTokens"``, ``"OutOfTurn"`` or ``"NetworkStalled"``.
     #[getter]
     fn kind(&self) -> String {
         format!("{:?}", self.0.kind)

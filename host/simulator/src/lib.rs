@@ -6,8 +6,8 @@
 //!
 //! - Writes wait in the warp's store buffer and drain in any order, until a release drains them.
 //!   A device-scope release drains only writes to the own rank's memory.
-//! - A put to a rank of another node travels in parts, in any order with other puts, reading
-//!   its source when the part is delivered; its signal comes after the last part.
+//! - A put to a rank of another node travels in parts, in any order with other puts unless a fence of its
+//!   warp keeps it behind them, and each part is read from its source when it is delivered.
 //! - Warps stall for a while; a rank can be lost, with all writes that are not visible yet.
 //!
 //! These are errors:
@@ -57,7 +57,7 @@ pub use args::Args;
 pub use combines::Combines;
 pub use error::SimulatorError;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};
-pub use options::{Lost, Options};
+pub use options::{Lost, Options, Stalled};
 pub use racing::Racing;
 pub use silu::Portable;
 pub use simulator::{Simulator, same_place};

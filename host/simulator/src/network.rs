@@ -1,12 +1,28 @@
-//! Puts between nodes, which travel in parts, and their signals.
+//! Puts between nodes, which travel in parts.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::memory::{Memory, Outside};
+use crate::options::Stalled;
 
-/// Largest part of a put, in bytes.
+/// Largest part of a row, in bytes.
 const MAX_PART_BYTES: u64 = 512;
+/// Bytes of a word, which is never torn.
+const WORD_BYTES: u64 = 8;
+
+/// A put as a warp issues it. All positions are addresses.
+pub struct Sent {
+    /// The rank that sends, and the number of its warp among all that were ever started.
+    pub sender: (u32, u64),
+    /// The rank to which it goes.
+    pub peer: u32,
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+    /// Whether it is of words rather than of a row.
+    pub is_words: bool,
+}
 
 /// A part of a put, read from its source when it is delivered.
 struct Part {
@@ -15,50 +31,73 @@ struct Part {
     bytes: u64,
 }
 
-/// A put under way, and the signal after it; a signal alone has no parts.
+/// A put under way.
 struct Flight {
-    sender: u32,
+    sender: (u32, u64),
+    peer: u32,
+    /// Fences that its warp had issued before.
+    fences: u64,
     parts: Vec<Part>,
-    signal: u64,
-    value: u64,
 }
 
-#[derive(Default)]
+impl Flight {
+    /// Whether a fence of its warp keeps it behind `other`.
+    fn is_behind(&self, other: &Self) -> bool {
+        (self.sender, self.peer) == (other.sender, other.peer) && self.fences > other.fences
+    }
+}
+
 pub struct Network {
     flights: Vec<Flight>,
+    stalled: Option<Stalled>,
+    /// Puts of the rank that stalls.
+    sent: u64,
 }
 
-/// A put as a warp issues it. All positions are addresses.
-pub struct Sent {
-    pub sender: u32,
-    pub from: u64,
+/// A part that has arrived.
+pub struct Delivered {
     pub to: u64,
-    pub bytes: u64,
-    pub signal: u64,
-    pub value: u64,
+    pub bytes: Vec<u8>,
 }
 
 impl Network {
-    pub fn send(&mut self, sent: &Sent) {
+    pub fn new(stalled: Option<Stalled>) -> Self {
+        Self {
+            flights: Vec::new(),
+            stalled,
+            sent: 0,
+        }
+    }
+
+    /// Whether it takes puts of a rank.
+    pub fn has_room(&self, rank: u32) -> bool {
+        self.stalled
+            .is_none_or(|stalled| stalled.rank != rank || self.sent < stalled.after_puts)
+    }
+
+    /// Sends a put of a warp that has issued so many fences.
+    pub fn send(&mut self, sent: &Sent, fences: u64) {
+        let part_bytes = match sent.is_words {
+            true => WORD_BYTES,
+            false => MAX_PART_BYTES,
+        };
         let parts = (0..sent.bytes)
-            .step_by(MAX_PART_BYTES as usize)
+            .step_by(part_bytes as usize)
             .map(|at| Part {
                 from: sent.from + at,
                 to: sent.to + at,
-                bytes: MAX_PART_BYTES.min(sent.bytes - at),
+                bytes: part_bytes.min(sent.bytes - at),
             })
             .collect();
-        let Sent {
-            sender,
-            signal,
-            value,
-            ..
-        } = *sent;
+        self.sent += u64::from(
+            self.stalled
+                .is_some_and(|stalled| stalled.rank == sent.sender.0),
+        );
         self.flights.push(Flight {
-            sender,
+            sender: sent.sender,
+            peer: sent.peer,
+            fences,
             parts,
-            signal,
-            value,
         });
     }
 
@@ -66,28 +105,35 @@ impl Network {
         self.flights.is_empty()
     }
 
-    /// Delivers a part or a signal. Returns a signal's address and value.
+    /// Delivers a part.
     pub fn deliver(
         &mut self,
         memory: &mut Memory,
         rng: &mut ChaCha8Rng,
-    ) -> Result<Option<(u64, u64)>, Outside> {
-        let index = rng.random_range(0..self.flights.len());
-        let flight = &mut self.flights[index];
-        if flight.parts.is_empty() {
-            let Flight { signal, value, .. } = self.flights.swap_remove(index);
-            memory.write(signal, &value.to_le_bytes())?;
-            return Ok(Some((signal, value)));
+    ) -> Result<Delivered, Outside> {
+        let mut index = rng.random_range(0..self.flights.len());
+        let behind = |index: usize| {
+            let flight = &self.flights[index];
+            let mut others = self.flights.iter();
+            others.position(|other| flight.is_behind(other))
+        };
+        // Each has fewer fences before it than the last one.
+        while let Some(before) = behind(index) {
+            index = before;
         }
+        let flight = &mut self.flights[index];
         let part = rng.random_range(0..flight.parts.len());
         let Part { from, to, bytes } = flight.parts.swap_remove(part);
-        let data = memory.read(from, bytes)?.to_vec();
-        memory.write(to, &data)?;
-        Ok(None)
+        if flight.parts.is_empty() {
+            self.flights.swap_remove(index);
+        }
+        let bytes = memory.read(from, bytes)?.to_vec();
+        memory.write(to, &bytes)?;
+        Ok(Delivered { to, bytes })
     }
 
     /// Discards the puts of a lost rank.
     pub fn lose(&mut self, rank: u32) {
-        self.flights.retain(|flight| flight.sender != rank);
+        self.flights.retain(|flight| flight.sender.0 != rank);
     }
 }

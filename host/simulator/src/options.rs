@@ -35,6 +35,8 @@ pub struct Options {
     /// each launch times out at its own deadline, regardless of other launches. Faults name the patience, or
     /// the deadline. Set it to detect a missing rank quickly.
     pub patience: Option<Duration>,
+    /// A rank whose way to other nodes stalls. Default: `None`.
+    pub stalled: Option<Stalled>,
     /// Whether a signal may arrive after its round is over, for tests that damage windows, whose rounds end
     /// early. Default: false, such a signal ends the simulation with an error.
     pub allow_late_signals: bool,
@@ -59,6 +61,15 @@ pub struct Lost {
     pub after_steps: u64,
 }
 
+/// A rank whose way to other nodes takes no more puts.
+#[derive(Clone, Copy, Debug)]
+pub struct Stalled {
+    /// Its number, below [`Options::ranks`].
+    pub rank: u32,
+    /// Number of its puts after which it stalls.
+    pub after_puts: u64,
+}
+
 impl Options {
     /// Four warps a rank, occasional stalls, nobody lost, as patient as the deadlines.
     pub fn new(ranks: u32, seed: u64) -> Self {
@@ -69,6 +80,7 @@ impl Options {
             stall_one_in: 64,
             lost: None,
             patience: None,
+            stalled: None,
             allow_late_signals: false,
             key: Vec::new(),
             interrupted: None,

@@ -23,6 +23,7 @@ use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
 use crate::memory::Memory;
+use crate::network::Network;
 use crate::options::Options;
 use crate::run::run;
 use crate::shared::{KnownWindow, Shared};
@@ -87,7 +88,7 @@ impl World {
         let ranks = options.ranks;
         let shared = Shared {
             memory: RefCell::new(Memory::new(0, machine)),
-            network: RefCell::default(),
+            network: RefCell::new(Network::new(options.stalled)),
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
             machine,
@@ -98,6 +99,7 @@ impl World {
             violation: RefCell::default(),
             windows: RefCell::default(),
             allow_late_signals: options.allow_late_signals,
+            births: Cell::new(0),
         };
         Self {
             shared: Rc::new(shared),
@@ -317,8 +319,7 @@ impl World {
             &mut shared.rng.borrow_mut(),
         );
         match delivered {
-            Ok(Some((address, value))) => shared.signalled(address, value),
-            Ok(None) => {}
+            Ok(delivered) => shared.delivered(&delivered),
             Err(outside) => shared.report(outside, "a put"),
         }
     }
@@ -415,6 +416,7 @@ impl World {
                 rank,
                 start,
                 bytes: common.window.bytes,
+                signal_bytes: common.window.signal_bytes,
                 workspace: common.workspace,
                 credits: (credit(0), credit(late)),
                 finished: 0,
@@ -434,6 +436,8 @@ impl World {
             let state = (shared, buffer.clone(), idle_at.clone(), args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             block.buffers.borrow_mut().push(buffer.clone());
+            let birth = self.shared.births.get();
+            self.shared.births.set(birth + 1);
             let fibre = Coroutine::with_stack(stacks::take(), move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
                 let warp = Warp {
@@ -451,6 +455,8 @@ impl World {
                     block,
                     deadline,
                     lanes_calls: Cell::new(0),
+                    fences: Cell::new(0),
+                    birth,
                     loading: Cell::new(None),
                     own_window: OnceCell::new(),
                     times_out_at: waits_until,

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::addresses::{Machine, rank_of};
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
-use crate::network::Network;
+use crate::network::{Delivered, Network};
 use crate::racing::Racing;
 
 /// State shared by the fibres and the scheduler.
@@ -34,6 +34,8 @@ pub struct Shared {
     /// Windows that launches have named so far.
     pub windows: RefCell<Vec<KnownWindow>>,
     pub allow_late_signals: bool,
+    /// Warps that were started so far.
+    pub births: Cell<u64>,
 }
 
 /// A rank's window, and the workspace that counts its rounds.
@@ -42,6 +44,8 @@ pub struct KnownWindow {
     pub rank: u32,
     pub start: u64,
     pub bytes: u64,
+    /// Bytes from its start that hold signals.
+    pub signal_bytes: u64,
     pub workspace: u64,
     /// Addresses of credits from its own node, for which the next round waits.
     pub credits: (u64, u64),
@@ -79,6 +83,28 @@ impl Shared {
             if let Err(outside) = written {
                 self.report(outside, "the host");
             }
+        }
+    }
+
+    /// Notes that a part of a put has arrived: words among signals are signals.
+    pub fn delivered(&self, delivered: &Delivered) {
+        let signals = |window: &KnownWindow| window.start..window.start + window.signal_bytes;
+        let is_signal = {
+            let windows = self.windows.borrow();
+            windows
+                .iter()
+                .any(|window| signals(window).contains(&delivered.to))
+        };
+        if is_signal {
+            for (index, word) in delivered.bytes.chunks_exact(8).enumerate() {
+                let value = word
+                    .iter()
+                    .rfold(0, |value, byte| value << 8 | u64::from(*byte));
+                self.signalled(delivered.to + 8 * index as u64, value);
+            }
+        }
+        if let Some(rank) = rank_of(delivered.to) {
+            self.bump(rank as u32);
         }
     }
 

@@ -20,7 +20,6 @@ use ferry_protocol::{Counters, Deadline, Signals, TokenPart};
 
 use crate::args::Args;
 use crate::block::Block;
-use crate::network::Sent;
 use crate::shared::Shared;
 use crate::store_buffer::{Polled, StoreBuffer};
 
@@ -46,6 +45,10 @@ pub struct Warp<'y> {
     /// State shared with the other warps of its block.
     pub block: Rc<Block>,
     pub deadline: u64,
+    /// Fences among its puts so far.
+    pub fences: Cell<u64>,
+    /// Its number among all warps that were ever started.
+    pub birth: u64,
     /// Number of calls of `Machine::lanes` so far.
     pub lanes_calls: Cell<u64>,
     /// The part of a token that it is loading.
@@ -74,26 +77,12 @@ impl Signals for Warp<'_> {
     }
 
     fn signal(&self, to: Rank, at: Signal, value: u64) {
-        if self.common.shape.same_node(self.common.rank(), to) {
-            let window = self.window(to);
-            self.store_bytes(
-                self.within(window, window + at.bytes()),
-                &value.to_le_bytes(),
-                Polled::Signal,
-            );
-        } else {
-            let signal = self.remote_address(to, at.bytes());
-            let sender = self.common.rank().0;
-            let sent = Sent {
-                sender,
-                from: 0,
-                to: 0,
-                bytes: 0,
-                signal,
-                value,
-            };
-            self.shared.network.borrow_mut().send(&sent);
-        }
+        let window = self.mapped_window(to);
+        self.store_bytes(
+            self.within(window, window + at.bytes()),
+            &value.to_le_bytes(),
+            Polled::Signal,
+        );
     }
 
     fn load_signal(&self, at: Signal) -> u64 {

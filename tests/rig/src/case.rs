@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferry::ReceiveLayout;
-use ferry::simulator::{Lost, Options as Machine};
+use ferry::simulator::{Lost, Options as Machine, Stalled};
 use ferry::*;
 use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, part_of};
@@ -65,6 +65,8 @@ pub struct Case {
     pub counted: Option<usize>,
     /// Value of the simulator's option.
     pub lost: Option<Lost>,
+    /// Value of the simulator's option.
+    pub stalled: Option<Stalled>,
     /// A rank that never launches anything.
     pub absent: Option<usize>,
     /// Value of the plan's configuration.
@@ -131,6 +133,7 @@ impl Case {
             specialise: false,
             counted: None,
             lost: None,
+            stalled: None,
             absent: None,
             options: false,
             finish: None,
@@ -212,7 +215,7 @@ impl Case {
     /// Deadline of a call of rank `rank`; `None` for the plan's. If a rank is missing, that of all calls, as
     /// the rank that gives up first names the culprit.
     pub(super) fn deadline_of(&self, rank: usize, round: usize, half: usize) -> Option<Duration> {
-        let is_missing = self.lost.is_some() || self.absent.is_some();
+        let is_missing = self.lost.is_some() || self.stalled.is_some() || self.absent.is_some();
         let call = ((round * HALVES + half) * self.ranks + rank) * usize::from(!is_missing);
         let mut dice = Dice::new(self.seed ^ 0x6465_6164 ^ (call as u64) << 32);
         dice.pick(&[None, Some(60), Some(24 * 3600)])
@@ -378,6 +381,7 @@ impl Case {
             warps: self.warps,
             stall_one_in: self.stall_one_in,
             lost: self.lost,
+            stalled: self.stalled,
             patience: Some(Duration::ZERO),
             ..Machine::new(self.ranks as u32, self.seed)
         }

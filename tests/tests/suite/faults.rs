@@ -2,7 +2,7 @@
 //! that says so, results that are right wherever there are any, and an end.
 
 use ferry::layout::{Kernel, Region};
-use ferry::simulator::Lost;
+use ferry::simulator::{Lost, Stalled};
 use ferry::*;
 use ferry_reference::workload::Routing;
 use ferry_rig::verify::Received;
@@ -89,6 +89,52 @@ fn a_lost_rank_is_named_2() {
 #[test]
 fn a_lost_rank_is_named_if_rows_stay_as_they_came() {
     lose_ranks(16_000..16_300, |seed| losing(any_rows_case(seed), seed));
+}
+
+/// A rank whose way to other nodes stalls gives up by itself, whatever it was about to put: its rows, its
+/// notifications, sums or credits. All others finish, or wait for it in vain.
+#[test]
+fn a_stalled_network_is_a_fault_of_its_own_in_every_call() {
+    let mut stalls = std::collections::BTreeMap::new();
+    for seed in drawn(19_000..19_300) {
+        let mut dice = Dice::new(!seed);
+        let case = many_nodes(seed);
+        let rank = dice.below(case.ranks) as u32;
+        let most = dice.pick(&[1, 8, 40, 200]);
+        let case = Case {
+            stalled: Some(Stalled {
+                rank,
+                after_puts: dice.below(most) as u64,
+            }),
+            ..case
+        };
+        let mut run = Run::of(&case);
+        let outcome = &mut run.outcomes[rank as usize];
+        if let Outcome::Fault(fault) = outcome {
+            if fault.kind == FaultKind::NetworkStalled {
+                assert_eq!((fault.rank, fault.region), (Rank(rank), Region::Channel));
+                *stalls.entry(fault.kernel.name()).or_insert(0) += 1;
+                // As a lost one, as far as its peers know.
+                *outcome = Outcome::Lost;
+            }
+        }
+        assert_explained(&run, rank as usize);
+        run.compare();
+        run.close();
+    }
+    println!("{stalls:?}");
+    assert!(stalls.len() > 4 || !draws_all(), "{stalls:?}");
+}
+
+/// A case whose ranks are on several nodes.
+fn many_nodes(seed: u64) -> Case {
+    (0..)
+        .map(|step| match seed % 2 {
+            0 => any_case(seed + (step << 32)),
+            _ => any_rows_case(seed + (step << 32)),
+        })
+        .find(|case| case.p2p_world_size < case.ranks && !case.skip_a2a)
+        .unwrap_or_else(|| unreachable!("cases end"))
 }
 
 /// Nothing tells of a bare row; whoever waits for its words names the source.

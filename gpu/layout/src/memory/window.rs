@@ -7,7 +7,7 @@ use crate::plan::shape::{CombineMode, Rank, Shape};
 /// Regions and rows start at multiples of this, in bytes: an L2 cache line.
 const ALIGN: u64 = 128;
 
-/// A place in a window, in bytes from its start. Only [`Window`] makes one.
+/// A place in a window, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteOffset(pub(crate) u64);
 
@@ -20,6 +20,11 @@ impl ByteOffset {
     /// The 4-byte word `word` after this place.
     pub const fn word(self, word: u32) -> Self {
         Self(self.0 + 4 * word as u64)
+    }
+
+    /// The place `bytes` bytes from the start of a window.
+    pub const fn of_bytes(bytes: u64) -> Self {
+        Self(bytes)
     }
 
     /// The place `bytes` bytes further on.
@@ -37,6 +42,20 @@ impl Signal {
     pub const fn bytes(self) -> u64 {
         self.0
     }
+
+    /// The place of the word, for a put.
+    pub const fn place(self) -> ByteOffset {
+        ByteOffset(self.0)
+    }
+}
+
+/// Words that a put of this rank carries; each place is written again only in a later round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StagedEpoch {
+    /// The epoch in the flags of dispatch rows.
+    Dispatch,
+    /// The epoch in the flags of combine rows, and in credits.
+    Combine,
 }
 
 /// Layout of a receive window, equal on every rank of a group.
@@ -70,6 +89,9 @@ impl Signal {
 ///   and the owner.
 /// - dispatch staging, `[token]`: dispatch row, for puts to unmapped ranks. The owner.
 /// - combine staging, `[source, token]` or output row: combine row, for puts to unmapped ranks. The owner.
+/// - staged notices, `[rank]`, last rank first: its counts as they stand in its window, and then presence, for
+///   puts to unmapped ranks. The owner.
+/// - staged epochs: see [`StagedEpoch`]. The owner.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Window {
@@ -105,6 +127,18 @@ pub struct Window {
     max_cut_tokens: u64,
     max_items: u64,
     combine_slots: u64,
+}
+
+/// Words of 8 bytes that so many take behind an empty one, so that they do not begin at a multiple of 16 bytes:
+/// NVSHMEM copies to peers whose memory it has mapped in vectors of 4-byte words where both ends allow it, and
+/// else in words of 8 bytes, which are never torn.
+const fn words_from_odd(words: u64) -> u64 {
+    (1 + words).next_multiple_of(2)
+}
+
+/// Bytes of the staged words for a rank.
+const fn notice_bytes(counts_stride: u64, presence_stride: u64) -> u64 {
+    8 * (words_from_odd(counts_stride) + words_from_odd(presence_stride))
 }
 
 /// Hands out regions one after another.
@@ -179,6 +213,11 @@ impl Window {
         let inline_bytes = cursor.0 - inline_dispatch_rows;
         let dispatch_staging = cursor.take(staged_dispatch, dispatch_row_stride);
         let combine_staging = cursor.take(staged_combine, combine_row_stride);
+        if shape.spans_nodes() {
+            // Found from the end, as more fields would move the arguments of groups without other nodes.
+            cursor.take(ranks, notice_bytes(counts_stride, presence_stride));
+            cursor.take(1, ALIGN);
+        }
         Self {
             counts,
             presence,
@@ -318,6 +357,33 @@ impl Window {
     pub const fn reduced_staging(&self, source: Rank, token: u32) -> ByteOffset {
         let row = source.0 as u64 * self.max_tokens + token as u64;
         ByteOffset(self.combine_staging + row * self.combine_row_stride)
+    }
+
+    /// Start of the words for the unmapped `rank`.
+    const fn staged_notice(&self, rank: Rank) -> u64 {
+        let bytes = notice_bytes(self.counts_stride, self.presence_stride);
+        self.bytes - ALIGN - (rank.0 as u64 + 1) * bytes
+    }
+
+    /// Assignments for a local expert of the unmapped `rank`; after its last expert, the owner's tokens.
+    pub const fn staged_count(&self, rank: Rank, local_expert: u32) -> ByteOffset {
+        ByteOffset(self.staged_notice(rank) + 8 * (1 + local_expert as u64))
+    }
+
+    /// Presence of the owner's tokens `32 * word ..` for the unmapped `rank`.
+    pub const fn staged_presence(&self, rank: Rank, word: u32) -> ByteOffset {
+        let before = words_from_odd(self.counts_stride) + 1;
+        ByteOffset(self.staged_notice(rank) + 8 * (before + word as u64))
+    }
+
+    /// Bytes of the counts of a source.
+    pub const fn counts_bytes(&self) -> u32 {
+        8 * self.counts_stride as u32
+    }
+
+    /// The word from which puts carry the epoch of a round's half.
+    pub const fn staged_epoch(&self, half: StagedEpoch) -> ByteOffset {
+        ByteOffset(self.bytes - ALIGN + 8 * half as u64)
     }
 
     /// Row in which output row `row` is staged for an unmapped rank in exact mode.

@@ -39,6 +39,10 @@ pub enum FaultKind {
     /// such calls, so a graph with a part of a round was launched twice, or at the wrong time. The launch
     /// wrote nothing. [`Fault::last_launch`] is the launch before it.
     OutOfTurn,
+    /// NVSHMEM took no more requests for ranks of other nodes until the deadline: its thread on this rank's
+    /// host is stuck, mostly with a peer or a network that takes nothing. One channel serves all peers, so
+    /// nobody knows which.
+    NetworkStalled,
 }
 
 /// Data that a kernel was waiting for or reading.
@@ -72,10 +76,12 @@ pub enum Region {
     InputScales,
     /// An expert's block of the user's output tensors.
     ExpertBlock,
+    /// NVSHMEM's channel of requests for ranks of other nodes.
+    Channel,
 }
 
 impl FaultKind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::PeerTimeout,
         Self::LocalTimeout,
         Self::InvalidExpert,
@@ -86,6 +92,7 @@ impl FaultKind {
         Self::RowOutOfBounds,
         Self::TooManyTokens,
         Self::OutOfTurn,
+        Self::NetworkStalled,
     ];
 
     /// Whether the round continued nevertheless: the input was at fault, not the group.
@@ -102,7 +109,7 @@ const fn is_input(kind: u64) -> bool {
 }
 
 impl Region {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Counts,
         Self::Presence,
         Self::DispatchRow,
@@ -117,6 +124,7 @@ impl Region {
         Self::LastLaunch,
         Self::InputScales,
         Self::ExpertBlock,
+        Self::Channel,
     ];
 
     const fn name(self) -> &'static str {
@@ -135,6 +143,7 @@ impl Region {
             Self::LastLaunch => "last launch",
             Self::InputScales => "x_scales",
             Self::ExpertBlock => "rows of an expert",
+            Self::Channel => "channel to other nodes",
         }
     }
 }
@@ -157,6 +166,7 @@ pub struct Fault {
     /// | `TooManyTokens` | the rank that claims them |
     /// | `InvalidExpert`, `DuplicateExpert` | no rank: the top-k [`slot`](Self::slot) of token `index` |
     /// | `LocalTimeout`, `TooManyOnDevice`, `OutputTooSmall`, `OutOfTurn` | this rank, the only cause |
+    /// | `NetworkStalled` | this rank; which peer stalls is not known |
     /// | `LostScales` | this rank; token `index` |
     pub peer: Rank,
     /// Rank at which the chain of waiting ranks begins, for a [`PeerTimeout`](FaultKind::PeerTimeout):
@@ -341,6 +351,11 @@ impl fmt::Display for Fault {
                 f,
                 "rank {peer} announced {saw} tokens to rank {rank} in {kernel}, round {epoch}; the plan \
                  allows {wanted}"
+            ),
+            FaultKind::NetworkStalled => write!(
+                f,
+                "rank {rank} gave up in {kernel}, round {epoch}: NVSHMEM took no more requests for ranks of \
+                 other nodes; its thread on the host is stuck with a peer or the network"
             ),
             FaultKind::OutOfTurn => {
                 write!(

@@ -3,7 +3,7 @@
 use ferry_layout::{Fault, FaultKind, FaultPage, Kernel, LastRecord, Rank, Region};
 use proptest::prelude::*;
 
-const KINDS: [FaultKind; 10] = [
+const KINDS: [FaultKind; 11] = [
     FaultKind::PeerTimeout,
     FaultKind::LocalTimeout,
     FaultKind::InvalidExpert,
@@ -14,9 +14,10 @@ const KINDS: [FaultKind; 10] = [
     FaultKind::RowOutOfBounds,
     FaultKind::TooManyTokens,
     FaultKind::OutOfTurn,
+    FaultKind::NetworkStalled,
 ];
 
-const REGIONS: [Region; 14] = [
+const REGIONS: [Region; 15] = [
     Region::Counts,
     Region::Presence,
     Region::DispatchRow,
@@ -31,6 +32,7 @@ const REGIONS: [Region; 14] = [
     Region::LastLaunch,
     Region::InputScales,
     Region::ExpertBlock,
+    Region::Channel,
 ];
 
 proptest! {

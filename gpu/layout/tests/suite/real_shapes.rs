@@ -1,7 +1,7 @@
 //! Windows and workspaces of 8, 16 and 64 ranks for a model's real sizes, byte by byte: regions
 //! follow each other without overlap and are as large as `Window`'s table says.
 
-use ferry_layout::{Counter, MAX_BLOCKS, Rank, Shape, TokenFormat, Window, Workspace};
+use ferry_layout::{Counter, MAX_BLOCKS, Rank, Shape, StagedEpoch, TokenFormat, Window, Workspace};
 
 const EXPERTS: u64 = 256;
 const TOP_K: u64 = 8;
@@ -180,6 +180,16 @@ fn rows(shape: &Shape, window: &Window) -> Vec<Region> {
         );
         region("exact staging", ends, most, combine)
     });
+    // The words of a rank have an empty one before the counts and before presence, and end at an even one.
+    let words = |count: u64| (count + 1).next_multiple_of(2);
+    let notice = 8 * (words(EXPERTS / ranks + 1) + words(TOKENS / 32));
+    let (first, end) = (
+        window.staged_count(last, 0).bytes() - 8,
+        window.staged_count(Rank(0), 0).bytes() - 8,
+    );
+    rows.push(region("staged notices", (first, end), ranks, notice));
+    let epoch = window.staged_epoch(StagedEpoch::Dispatch).bytes();
+    rows.push(region("staged epochs", (epoch, epoch), 1, LINE));
     rows
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use ferry_layout::{
     Assignment, AssignmentWords, ByteOffset, CombineMode, Common, Counter, Header, MAX_BLOCKS,
-    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal, TILE_ASSIGNMENTS,
-    TokenFormat, Window, Workspace,
+    MAX_EXPERTS, MAX_RANKS, MAX_TOP_K, NOT_ROUTED, Rank, SENTINEL, Shape, Signal, StagedEpoch,
+    TILE_ASSIGNMENTS, TokenFormat, Window, Workspace,
 };
 use proptest::prelude::*;
 
@@ -149,8 +149,48 @@ fn rows<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
                 at: Box::new(move |i, _| of_row(window.exact_staging(i as u32))),
             },
         });
+        kinds.extend(staged_words(shape, window));
     }
     kinds
+}
+
+/// Every kind of word that puts carry.
+fn staged_words<'a>(shape: &'a Shape, window: &'a Window) -> Vec<Kind<'a>> {
+    let ranks = u64::from(shape.ranks);
+    let word = |name, counts, at| Kind {
+        name,
+        bytes: 8,
+        counts,
+        at,
+    };
+    let place = |at: ByteOffset| {
+        assert!(at.bytes().is_multiple_of(8));
+        at.bytes()
+    };
+    vec![
+        word(
+            "staged_count",
+            [ranks, u64::from(shape.local_experts()) + 1],
+            Box::new(move |i, j| {
+                place(window.staged_count(Rank((ranks - 1 - i) as u32), j as u32))
+            }),
+        ),
+        word(
+            "staged_presence",
+            [ranks, u64::from(shape.presence_words())],
+            Box::new(move |i, j| {
+                place(window.staged_presence(Rank((ranks - 1 - i) as u32), j as u32))
+            }),
+        ),
+        word(
+            "staged_epoch",
+            [2, 1],
+            Box::new(move |i, _| {
+                let halves = [StagedEpoch::Dispatch, StagedEpoch::Combine];
+                place(window.staged_epoch(halves[i as usize]))
+            }),
+        ),
+    ]
 }
 
 /// Every kind of bare row in a window.
@@ -191,16 +231,20 @@ fn assert_disjoint(mut places: Vec<Place>) {
     }
 }
 
-/// Extents of the kinds; counts and token counts, which alternate, are one.
+/// Extents of the kinds; counts and token counts, which alternate, are one, and so are staged words of a rank.
 fn extents(kinds: &[Kind<'_>]) -> Vec<Place> {
     let wanted = kinds
         .iter()
-        .filter(|kind| !kind.is_empty() && kind.name != "count");
+        .filter(|kind| !kind.is_empty() && !["count", "staged_count"].contains(&kind.name));
     wanted
         .map(|kind| {
             let (mut bytes, name) = kind.extent();
             if kind.name == "token_count" {
                 bytes.start = kinds[0].extent().0.start;
+            }
+            if kind.name == "staged_presence" {
+                let counts = kinds.iter().find(|kind| kind.name == "staged_count");
+                bytes.start = counts.map_or(bytes.start, |counts| counts.extent().0.start);
             }
             (bytes, name)
         })

@@ -69,7 +69,7 @@ fn is_last_to_leave<M: Machine>(machine: &M) -> bool {
     } = machine.warp_position();
     let mut is_last = false;
     if machine.arrives_last(BlockCounter::Left, in_block) {
-        arrivals::pass(machine, Counter::Exits, blocks, || is_last = true);
+        arrivals::pass(machine, Counter::Arrivals, blocks, || is_last = true);
     }
     is_last
 }
@@ -89,7 +89,7 @@ fn end_round<M: Machine>(launch: &Launch<M>, args: &GiveUpArgs) -> Result<(), Ab
         launch.end_round();
         return Ok(());
     }
-    return_credits(&launch);
+    return_credits(&launch)?;
     match machine.spans_nodes() {
         true => wait_for_credits(&launch),
         false => Ok(()),

@@ -64,7 +64,7 @@ impl<M: Machine> Combine<'_, M> {
             in_block, blocks, ..
         } = machine.warp_position();
         if machine.arrives_last(BlockCounter::Left, in_block) {
-            arrivals::pass(machine, Counter::Exits, blocks, || {
+            arrivals::pass(machine, Counter::Arrivals, blocks, || {
                 self.end_round();
             });
         }

@@ -1,6 +1,6 @@
 //! Combine on the experts' rank: the results for received rows return to their sources.
 
-use ferry_layout::{CombineMode, Counter};
+use ferry_layout::{CombineMode, Counter, StagedEpoch};
 
 use crate::combine::credits;
 use crate::combine::launch::Combine;
@@ -10,6 +10,7 @@ use crate::machine::Machine;
 use crate::sync::launch::Aborted;
 use crate::tactics::Wire;
 use crate::tactics::combine::CombineTactics;
+use crate::wire::remote::RowPuts;
 use crate::work::batches::Batches;
 use crate::work::extent::Extent;
 use crate::work::partition::Partition;
@@ -38,6 +39,7 @@ impl<M: Machine> Combine<'_, M> {
         };
         let tickets = batches.tickets();
         let mut queue = WorkQueue::new(machine, partition, tickets, Counter::CombineTickets);
+        let mut puts = RowPuts::none(machine);
         let mut has_read = false;
         while let Some(ticket) = queue.next_item() {
             let index = batches.first_item(ticket);
@@ -51,12 +53,13 @@ impl<M: Machine> Combine<'_, M> {
                 queue.take_ticket();
                 continue;
             }
-            let read = || {
-                // Before the rows are written, so that nothing waits for their stores.
-                if tactics.one_item_each {
+            // Before the rows are written, so that nothing waits for their stores.
+            let read = || match tactics.one_item_each {
+                true => {
                     has_read = true;
-                    credits::count_read(self, tactics);
+                    credits::count_read(self, tactics)
                 }
+                false => Ok(()),
             };
             let work = Work {
                 wire: tactics.wire,
@@ -66,13 +69,18 @@ impl<M: Machine> Combine<'_, M> {
             };
             match self.common.shape.mode() {
                 CombineMode::Reduced => {
-                    self.send_reduced(work, read, || queue.take_ticket());
+                    puts = self.send_reduced(work, puts, read, || queue.take_ticket())?;
                 }
-                CombineMode::Exact => self.send_exact(work, || queue.take_ticket()),
+                CombineMode::Exact => {
+                    puts = self.send_exact(work, puts, || queue.take_ticket())?;
+                }
             }
         }
+        if machine.spans_nodes() {
+            puts.flush(self, StagedEpoch::Combine)?;
+        }
         if !has_read {
-            credits::count_read(self, tactics);
+            credits::count_read(self, tactics)?;
         }
         // A warp that reduces late, if at all.
         if tactics.one_item_each && partition.index == partition.of / 2 {

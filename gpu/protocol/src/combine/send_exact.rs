@@ -6,7 +6,9 @@ use crate::combine::launch::Combine;
 use crate::combine::received::read_positions;
 use crate::combine::work::Work;
 use crate::machine::Machine;
-use crate::machine::rows::{ByteRange, Row};
+use crate::machine::rows::{Bits, ByteRange, Row};
+use crate::sync::launch::Aborted;
+use crate::wire::remote::RowPuts;
 use crate::wire::{flagged, remote};
 use crate::work::item::Item;
 use crate::work::lanes::for_each_bit;
@@ -14,9 +16,15 @@ use crate::work::lanes::for_each_bit;
 impl<M: Machine> Combine<'_, M> {
     /// Sends an item back, if it arrived. `written` is called after its rows, if any, are written.
     #[inline(always)]
-    pub fn send_exact(&self, work: Work, written: impl FnOnce()) {
+    pub fn send_exact(
+        &self,
+        work: Work,
+        mut puts: RowPuts<M>,
+        written: impl FnOnce(),
+    ) -> Result<RowPuts<M>, Aborted> {
         let Some(item) = work.item else {
-            return written();
+            written();
+            return Ok(puts);
         };
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
         let (window, me) = (&common.window, common.rank());
@@ -59,11 +67,13 @@ impl<M: Machine> Combine<'_, M> {
                 }
             });
         } else {
-            for_each_bit(routed, |k| {
+            let mut left = routed;
+            while let Some(k) = left.take_lowest() {
                 let from = staging(machine.broadcast(positions, k));
-                remote::put_exact(self, item, k, from);
-            });
+                puts = remote::put_exact(self, puts, item, k, from)?;
+            }
         }
+        Ok(puts)
     }
 }
 

@@ -8,7 +8,9 @@ use crate::combine::work::Work;
 use crate::machine::Machine;
 use crate::machine::finishing::Rounding;
 use crate::machine::rows::Row;
+use crate::sync::launch::Aborted;
 use crate::tactics::Wire;
+use crate::wire::remote::RowPuts;
 use crate::wire::{flagged, remote};
 use crate::work::item::Item;
 use crate::work::lanes::lane_or_none;
@@ -18,9 +20,15 @@ impl<M: Machine> Combine<'_, M> {
     /// Sends the sum of an item back. `read` is called after everything that dispatch brought for the item is
     /// read, `written` after the row, if there is one, is written.
     #[inline(always)]
-    pub fn send_reduced(&self, work: Work, read: impl FnOnce(), written: impl FnOnce()) {
+    pub fn send_reduced(
+        &self,
+        work: Work,
+        puts: RowPuts<M>,
+        read: impl FnOnce() -> Result<(), Aborted>,
+        written: impl FnOnce(),
+    ) -> Result<RowPuts<M>, Aborted> {
         let slot = match work.item {
-            Some(item) => self.sum_item(work.wire, item, read),
+            Some(item) => self.sum_item(work.wire, item, read)?,
             None => 0,
         };
         written();
@@ -30,16 +38,22 @@ impl<M: Machine> Combine<'_, M> {
                 let word = item.map_or(0, |item| Flag { item, slot }.to_word());
                 self.publish_by_block(work, word);
             }
-            (_, Some(item)) => self.publish(item, slot),
+            (_, Some(item)) => return self.publish(puts, item, slot),
             (_, None) => {}
         }
+        Ok(puts)
     }
 
     /// Sums a token's expert outputs on this rank, weighted, into the row at the source, or if that is on
     /// another node, into the staging area. Returns the slot of the row at the source. `read`: as for
     /// [`send_reduced`].
     #[inline(always)]
-    fn sum_item(&self, wire: Wire, item: Item, read: impl FnOnce()) -> u32 {
+    fn sum_item(
+        &self,
+        wire: Wire,
+        item: Item,
+        read: impl FnOnce() -> Result<(), Aborted>,
+    ) -> Result<u32, Aborted> {
         let (machine, common) = (self.machine, self.common);
         let (shape, window, me) = (&common.shape, &common.window, common.rank());
         let Item { source, token, .. } = item;
@@ -61,7 +75,7 @@ impl<M: Machine> Combine<'_, M> {
         let here = self.slots_here(positions);
         let slot = RankSet::of_experts(machine, shape, experts).reduced_slot(window, me);
         end_view(self, self.options.rows.layout(), item);
-        read();
+        read()?;
 
         let to = if wire == Wire::Inline {
             Row::Inline(source, window.inline_combine_row(token, slot))
@@ -85,12 +99,12 @@ impl<M: Machine> Combine<'_, M> {
             let row = machine.broadcast(positions, 0);
             self.return_weights(to, Returned { row, experts });
         }
-        slot
+        Ok(slot)
     }
 
     /// Flags an item's sum at its source, or puts it there.
     #[inline(always)]
-    fn publish(&self, item: Item, slot: u32) {
+    fn publish(&self, puts: RowPuts<M>, item: Item, slot: u32) -> Result<RowPuts<M>, Aborted> {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
         let window = &common.window;
         let flag = window.combine_flag(item.flag(), slot);
@@ -101,12 +115,13 @@ impl<M: Machine> Combine<'_, M> {
                     flagged::publish(machine, item.source, flag, epoch);
                 }
             });
+            Ok(puts)
         } else {
             let bytes = match machine.keeps_rows() && self.options.rows.weights != 0 {
                 true => common.shape.weighted_combine_row_bytes(),
                 false => common.shape.combine_row_bytes(),
             };
-            remote::put_reduced(self, item, slot, bytes);
+            remote::put_reduced(self, puts, item, slot, bytes)
         }
     }
 

@@ -27,6 +27,9 @@ use crate::machine::turns::Turns;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
+/// Puts of a warp between two looks for [room](Machine::has_room): every warp that has looked may have as
+/// many under way that nobody else sees.
+pub const PUTS_AT_ONCE: u32 = 8;
 
 /// A warp of a GPU, or of an equivalent.
 ///
@@ -239,22 +242,24 @@ pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishi
         finish: impl Finish<Self>,
     );
 
-    /// Sends `bytes` from offset `from` of the own window to offset `to` of the window of a rank of another
-    /// node, and then stores `value` in its signal word: never the signal first. Includes this warp's earlier
-    /// writes to `from`.
-    fn put(&self, put: Put);
+    /// Whether the way to other nodes takes [`PUTS_AT_ONCE`] puts and a fence of this warp now, whatever
+    /// other warps put meanwhile. It may not for long, if a peer or the network stalls.
+    fn has_room(&self) -> bool;
+    /// Stores a word of the own window that a put carries, after a release. For one lane.
+    fn stage(&self, at: ByteOffset, word: u64);
+    /// Sends a row to a rank of another node, in no order with other puts: its bytes, which were released
+    /// before, are read at any time until they have arrived. After [`has_room`](Self::has_room).
+    fn put_row(&self, put: Put);
+    /// Sends words like [`put_row`](Self::put_row); none of them arrives torn. For one lane.
+    fn put_words(&self, put: Put);
+    /// Lets what this warp puts afterwards arrive after what it has put before. After
+    /// [`has_room`](Self::has_room).
+    fn fence_puts(&self);
 
     /// Stores `value` into a signal word of every rank that this kernel reaches, in the order of ranks: see
-    /// [`Signals::signal`]. Rarely called.
-    fn signal_all(&self, at: Signal, value: u64) {
-        for rank in 0..self.ranks() {
-            self.lanes(|lane| {
-                if lane == 0 {
-                    self.signal(Rank(rank), at, value);
-                }
-            });
-        }
-    }
+    /// [`Signals::signal`]. Leaves out ranks of other nodes to which there is no [room](Self::has_room).
+    /// `at`: a word of this rank, so that puts carry its own. Rarely called.
+    fn signal_all(&self, at: Signal, value: u64);
 
     /// `value`, for a path that is rarely taken: computations with the value happen on that path, and not
     /// before, when their results would occupy registers.

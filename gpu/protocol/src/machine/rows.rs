@@ -1,6 +1,6 @@
 //! Rows, ranges of their bytes, and sets of their targets, on which a machine works.
 
-use ferry_layout::{ByteOffset, Rank, Shape, Signal, Tensor};
+use ferry_layout::{ByteOffset, Rank, Shape, Tensor};
 
 /// A row of a tensor or of a window, whole.
 #[derive(Clone, Copy, Debug)]
@@ -112,19 +112,15 @@ impl Bits for u64 {
     }
 }
 
-/// A row for a rank of another node, with the signal that follows it.
+/// Bytes for a rank of another node.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
     /// The rank.
     pub peer: Rank,
-    /// Start of the row in the own window.
+    /// Their start in the own window.
     pub from: ByteOffset,
-    /// Start of the row in the peer's window.
+    /// Their start in the peer's window.
     pub to: ByteOffset,
-    /// Its length, a multiple of 16.
+    /// Their number: a row's is a multiple of 16, that of words one of 8.
     pub bytes: u32,
-    /// The word that is set after the row has arrived.
-    pub signal: Signal,
-    /// New value of that word.
-    pub value: u64,
 }

@@ -8,9 +8,8 @@ pub trait Signals {
     /// scope. All lanes take part.
     fn release(&self);
 
-    /// Stores `value` into a signal word of `to`, on this node or another. Not ordered with
-    /// anything but an earlier [`release`](Self::release), and that only for `to` on this node.
-    /// For one lane.
+    /// Stores `value` into a signal word of `to`, which is on this node. Not ordered with anything but an
+    /// earlier [`release`](Self::release). For one lane.
     fn signal(&self, to: Rank, at: Signal, value: u64);
 
     /// Reads a signal word of the own window; data released before it was stored can be read afterwards. For

@@ -24,9 +24,10 @@
 //! - Rows whose words are their own flags are re-armed by their reader before its launch ends: those of
 //!   dispatch before this rank's combine returns a credit, those of combine before its next dispatch sends
 //!   counts.
-//! - A staged row stays until it was delivered. A staged row of dispatch is written again after credits for
-//!   it; one of combine in the next round's combine, for any source, after the dispatch between has received
-//!   counts of all ranks, each of which had received all its rows.
+//! - What is staged for a rank of another node stays until it was delivered: [`remote`](crate::wire::remote).
+//!   A row or a word of dispatch is staged again after credits for it; one of combine, and a credit, in the next
+//!   round's combine, after the dispatch between has received counts of all ranks, each of which had received
+//!   all its rows and credits.
 //! - A launch reads its round from `Counter::Finished`. A fused combine stores it together with the credit,
 //!   after all its blocks have begun; of a split one the last block of the waiting half does, of `give_up`
 //!   the last block. The next launch begins after that launch's end.

@@ -96,12 +96,18 @@ impl RankSet {
         Self(left).lowest()
     }
 
+    /// Removes and returns the lowest rank, if there is any.
+    #[inline(always)]
+    pub fn take_lowest(&mut self) -> Option<Rank> {
+        self.0.take_lowest().map(Rank)
+    }
+
     /// Calls `each` for every rank, lowest first.
     #[inline(always)]
     pub fn for_each(self, mut each: impl FnMut(Rank)) {
-        let mut left = self.0;
+        let mut left = self;
         while let Some(lowest) = left.take_lowest() {
-            each(Rank(lowest));
+            each(lowest);
         }
     }
 

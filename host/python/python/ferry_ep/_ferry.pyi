@@ -96,7 +96,7 @@ class Fault:
     def kind(self) -> str:
         """``"PeerTimeout"``, ``"LocalTimeout"``, ``"InvalidExpert"``, ``"DuplicateExpert"``,
         ``"TooManyOnDevice"``, ``"LostScales"``, ``"OutputTooSmall"``, ``"RowOutOfBounds"``,
-        ``"TooManyTokens"`` or ``"OutOfTurn"``."""
+        ``"TooManyTokens"``, ``"OutOfTurn"`` or ``"NetworkStalled"``."""
     @property
     def is_input(self) -> bool:
         """Whether the input is at fault, and the round went on."""

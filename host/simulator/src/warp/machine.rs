@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::mem::offset_of;
 
 use ferry_layout::{
-    ByteOffset, Counter, Fault, FaultKind, FaultPage, LastRecord, Rank, Table, Tensor, TokenFormat,
-    avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    ByteOffset, Counter, Fault, FaultKind, FaultPage, LastRecord, Rank, Signal, Table, Tensor,
+    TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
@@ -356,19 +356,47 @@ impl Machine for Warp<'_> {
         self.store_bytes(to.start + start, &bytes, to.polled);
     }
 
-    fn put(&self, put: Put) {
-        let (from, bytes) = (self.in_window(put.from.bytes()), u64::from(put.bytes));
-        self.see(from, bytes);
-        let sent = Sent {
-            sender: self.common.rank().0,
-            from,
-            to: self.remote_address(put.peer, put.to.bytes()),
-            bytes,
-            signal: self.remote_address(put.peer, put.signal.bytes()),
-            value: put.value,
-        };
-        self.shared.network.borrow_mut().send(&sent);
+    fn has_room(&self) -> bool {
+        self.shared.network.borrow().has_room(self.rank)
+    }
+
+    fn stage(&self, at: ByteOffset, word: u64) {
+        let address = self.in_window(at.bytes());
+        self.store_bytes(address, &word.to_le_bytes(), Polled::No);
+    }
+
+    fn put_row(&self, put: Put) {
+        self.send(put, false);
         self.pause();
+    }
+
+    fn put_words(&self, put: Put) {
+        self.send(put, true);
+    }
+
+    fn fence_puts(&self) {
+        self.fences.set(self.fences.get() + 1);
+    }
+
+    fn signal_all(&self, at: Signal, value: u64) {
+        let (me, ranks) = (self.common.rank(), self.ranks());
+        let is_mapped = |rank| self.common.shape.same_node(me, rank);
+        let all = (0..ranks).map(Rank);
+        all.clone()
+            .filter(|rank| is_mapped(*rank))
+            .for_each(|rank| self.signal(rank, at, value));
+        self.release();
+        for peer in all.filter(|rank| !is_mapped(*rank)) {
+            if self.has_room() {
+                let (from, to) = (at.place(), at.place());
+                self.put_words(Put {
+                    peer,
+                    from,
+                    to,
+                    bytes: 8,
+                });
+            }
+        }
     }
 
     fn record(&self, fault: &Fault) {
@@ -395,5 +423,23 @@ impl Machine for Warp<'_> {
         let kept = memory.write(last_at, &last.0.to_le_bytes());
         drop(memory);
         self.checked(written.and(kept));
+    }
+}
+
+impl Warp<'_> {
+    /// Sends a put: what is staged for it, but not released, may not be in it.
+    fn send(&self, put: Put, is_words: bool) {
+        let sent = Sent {
+            sender: (self.rank, self.birth),
+            peer: put.peer.0,
+            from: self.in_window(put.from.bytes()),
+            to: self.remote_address(put.peer, put.to.bytes()),
+            bytes: u64::from(put.bytes),
+            is_words,
+        };
+        self.shared
+            .network
+            .borrow_mut()
+            .send(&sent, self.fences.get());
     }
 }

@@ -4,7 +4,7 @@
 //! computing. Rows with inline flags need nothing else. All other rows, or parts of them, are released and
 //! flagged.
 
-use ferry_layout::{Counter, Rank, Tensor, TokenFormat};
+use ferry_layout::{Counter, Rank, StagedEpoch, Tensor, TokenFormat};
 
 use crate::dispatch::launch::Dispatch;
 use crate::dispatch::send::route::Route;
@@ -13,6 +13,7 @@ use crate::machine::rows::{ByteRange, Row, TokenPart};
 use crate::sync::launch::Aborted;
 use crate::tactics::dispatch::DispatchTactics;
 use crate::tactics::{Numbering, Wire};
+use crate::wire::remote::RowPuts;
 use crate::wire::{flagged, remote};
 use crate::work::item::{Item, RowLocation};
 use crate::work::lanes::on_each_rank;
@@ -32,6 +33,7 @@ impl<M: Machine> Dispatch<'_, M> {
         let parts = tactics.parts;
         let items = self.tokens * parts;
         let wire = tactics.wire(partition.of);
+        let mut puts = RowPuts::none(machine);
         let mut queue = WorkQueue::new(machine, partition, items, Counter::DispatchTickets);
         while let Some(index) = queue.next_item() {
             let (token, part) = (index >> parts.trailing_zeros(), index & (parts - 1));
@@ -68,10 +70,18 @@ impl<M: Machine> Dispatch<'_, M> {
             match wire {
                 Wire::Inline => {}
                 Wire::FlaggedByBlock => self.publish_by_block(partition, items, route.ranks),
-                Wire::Flagged | Wire::Remote => self.publish(route, index),
+                Wire::Flagged | Wire::Remote => {
+                    self.publish(route, index);
+                    if machine.spans_nodes() {
+                        puts = self.put_remote(puts, route, index)?;
+                    }
+                }
             }
         }
-        Ok(())
+        match machine.spans_nodes() {
+            true => puts.flush(self, StagedEpoch::Dispatch).map(|_| ()),
+            false => Ok(()),
+        }
     }
 
     /// Copies a part of a token to every rank that holds one of its experts.
@@ -128,12 +138,11 @@ impl<M: Machine> Dispatch<'_, M> {
         });
     }
 
-    /// Flags an item, after its payload and header were written, and puts it to the ranks of other nodes.
+    /// Releases an item, after its payload and header were written, and flags it on this node.
     #[inline(always)]
     fn publish(&self, route: Route<M::Lanes<u32>>, item: u32) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
-        let Route { token, ranks, .. } = route;
-        let p2p = remote::p2p_ranks(machine, common, ranks);
+        let p2p = remote::p2p_ranks(machine, common, route.ranks);
         machine.release();
         let flag = common.window.dispatch_flag(common.rank(), item);
         on_each_rank(machine, common.shape.ranks, |rank| {
@@ -141,6 +150,18 @@ impl<M: Machine> Dispatch<'_, M> {
                 flagged::publish(machine, rank, flag, epoch);
             }
         });
-        remote::put_dispatched(self, ranks.without(p2p), token, item);
+    }
+
+    /// Puts an item that was released to the ranks of other nodes.
+    #[inline(always)]
+    fn put_remote(
+        &self,
+        puts: RowPuts<M>,
+        route: Route<M::Lanes<u32>>,
+        item: u32,
+    ) -> Result<RowPuts<M>, Aborted> {
+        let Route { token, ranks, .. } = route;
+        let p2p = remote::p2p_ranks(self.machine, self.common, ranks);
+        remote::put_dispatched(self, puts, ranks.without(p2p), token, item)
     }
 }

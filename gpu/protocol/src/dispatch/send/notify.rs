@@ -1,14 +1,16 @@
 //! Notifications of a source to its peers: its number of tokens, the tokens that go to each rank, and the
 //! number of assignments for each expert. These words carry their epoch, so no fence is needed. At the source
-//! no row waits for them.
+//! no row waits for them. Those for a rank of another node are staged, and two puts carry them all.
 
 use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
 use crate::dispatch::launch::Dispatch;
+use crate::machine::rows::Put;
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::Aborted;
 use crate::tactics::Numbering;
+use crate::wire::remote;
 use crate::work::lanes::on_each_rank;
 use crate::work::partition::Partition;
 use crate::work::rank_set::RankSet;
@@ -41,6 +43,10 @@ impl<M: Machine> Dispatch<'_, M> {
                 self.notify_experts(task, self.count_experts(task));
             } else {
                 self.number_tile(task);
+                continue;
+            }
+            if machine.spans_nodes() {
+                self.staged()?;
             }
         }
         if numbering == Numbering::Tiles && partition.index < experts {
@@ -49,20 +55,69 @@ impl<M: Machine> Dispatch<'_, M> {
             })?;
             for task in partition.tasks(experts) {
                 self.notify_experts(task, self.scan_tiles(tile_count, task));
+                if machine.spans_nodes() {
+                    self.staged()?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Notifies every rank of this one's number of tokens.
+    /// Notifies every rank of this one's number of tokens: those of other nodes in
+    /// [`put_notices`](Self::put_notices).
     #[inline(always)]
     fn notify_tokens(&self) {
         let (machine, common, epoch) = (self.machine, self.common, self.epoch);
         let word = common.window.token_count(common.rank());
         let value = Tagged::new(epoch, self.tokens).0;
         on_each_rank(machine, common.shape.ranks, |rank| {
-            machine.signal(rank, word, value)
+            if remote::is_p2p(machine, common, rank) {
+                machine.signal(rank, word, value);
+            }
         });
+    }
+
+    /// Counts a part of the notifications as staged; the last one puts them all.
+    #[inline(always)]
+    fn staged(&self) -> Result<(), Aborted> {
+        let (machine, shape) = (self.machine, &self.common.shape);
+        let mut is_last = false;
+        let parts = expert_groups(shape.experts) + self.tokens.div_ceil(LANES);
+        arrivals::pass(machine, Counter::Arrivals, parts, || is_last = true);
+        match is_last {
+            true => self.put_notices(),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the notifications to the ranks of other nodes. One warp, which sees those that all have staged.
+    #[inline(always)]
+    fn put_notices(&self) -> Result<(), Aborted> {
+        let (machine, common, me) = (self.machine, self.common, self.common.rank());
+        let (shape, window) = (&common.shape, &common.window);
+        let tokens = Tagged::new(self.epoch, self.tokens).0;
+        on_each_rank(machine, shape.ranks, |rank| {
+            if !remote::is_p2p(machine, common, rank) {
+                machine.stage(window.staged_count(rank, shape.local_experts()), tokens);
+            }
+        });
+        machine.release();
+        remote::put_words(self, |peer| Put {
+            peer,
+            from: window.staged_count(peer, 0),
+            to: window.count(me, 0).place(),
+            bytes: 8 * (shape.local_experts() + 1),
+        })?;
+        match self.tokens.div_ceil(LANES) {
+            // Nobody awaits any.
+            0 => Ok(()),
+            words => remote::put_words(self, |peer| Put {
+                peer,
+                from: window.staged_presence(peer, 0),
+                to: window.presence(me, 0).place(),
+                bytes: 8 * words,
+            }),
+        }
     }
 
     /// Notifies every rank of the tokens that come to it, among 32.
@@ -104,7 +159,11 @@ impl<M: Machine> Dispatch<'_, M> {
             machine.lanes(|lane| {
                 if first + lane < shape.ranks {
                     let value = Tagged::new(epoch, machine.own(bits, lane)).0;
-                    machine.signal(Rank(first + lane), word, value);
+                    let rank = Rank(first + lane);
+                    match remote::is_p2p(machine, common, rank) {
+                        true => machine.signal(rank, word, value),
+                        false => machine.stage(common.window.staged_presence(rank, group), value),
+                    }
                 }
             });
         }
@@ -121,7 +180,11 @@ impl<M: Machine> Dispatch<'_, M> {
                 let local = expert % shape.local_experts();
                 let word = common.window.count(common.rank(), local);
                 let value = Tagged::new(epoch, machine.own(totals, lane)).0;
-                machine.signal(shape.rank_of(expert), word, value);
+                let rank = shape.rank_of(expert);
+                match remote::is_p2p(machine, common, rank) {
+                    true => machine.signal(rank, word, value),
+                    false => machine.stage(common.window.staged_count(rank, local), value),
+                }
             }
         });
         let scans = expert_groups(shape.experts);
