@@ -74,6 +74,13 @@ impl CudaDevice {
         self.core.context.uuid()
     }
 
+    /// Order in which this device sees the writes of a network:
+    /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`.
+    #[cfg(feature = "nvshmem")]
+    pub(crate) fn rdma_writes_ordering(&self) -> Result<u32, Error> {
+        self.core.context.attribute(sys::RDMA_WRITES_ORDERING)
+    }
+
     /// Terms of a rank on this GPU. `shares`: whether it may share it with others.
     pub(crate) fn terms(&self, shares: bool) -> Result<Terms, Error> {
         Ok(Terms {

@@ -1,5 +1,7 @@
 //! The kernels on a device: the choice of its PTX, and the driver's compiler.
 
+#[cfg(feature = "nvshmem")]
+use std::ffi::CStr;
 use std::ffi::{CString, c_void};
 use std::{ptr, slice};
 
@@ -15,6 +17,8 @@ use crate::device::kernels::{KernelSet, Kernels, Ptx, Target};
 #[cfg(feature = "nvshmem")]
 use crate::error::kernels::KernelsError;
 use crate::error::{DriverError, Error};
+#[cfg(feature = "nvshmem")]
+use crate::tensor::handles::DevicePtr;
 
 /// Bytes for each of the compiler's logs.
 const LOG_BYTES: usize = 16 << 10;
@@ -165,6 +169,20 @@ impl Module {
     #[cfg(feature = "nvshmem")]
     pub(crate) const fn raw(&self) -> CUmodule {
         self.raw
+    }
+
+    /// A variable of the module. The context is current.
+    #[cfg(feature = "nvshmem")]
+    pub(crate) fn variable(&self, name: &CStr) -> Result<DevicePtr, Error> {
+        let (mut at, mut bytes) = (0, 0);
+        // SAFETY: the module is loaded in the current context, and the name ends with a zero byte.
+        let code =
+            unsafe { sys::cuModuleGetGlobal_v2(&mut at, &mut bytes, self.raw, name.as_ptr()) };
+        check_about("cuModuleGetGlobal", code, || {
+            format!("the variable {}", name.to_string_lossy())
+        })?;
+        // SAFETY: the module's memory, which stays while it is loaded: modules are never unloaded.
+        Ok(unsafe { DevicePtr::new(at, bytes as u64) })
     }
 
     /// A kernel; null if it is not among those that were looked up.

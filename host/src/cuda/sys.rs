@@ -71,6 +71,9 @@ pub(crate) const MULTIPROCESSOR_COUNT: c_int = 16;
 pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
 pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`.
+#[cfg(feature = "nvshmem")]
+pub(crate) const RDMA_WRITES_ORDERING: c_int = 118;
 /// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`.
 pub(crate) const EXEC_AFFINITY_SM_COUNT: c_int = 0;
 /// `CU_JIT_MAX_REGISTERS`.
@@ -257,6 +260,13 @@ driver_functions! {
     pub(crate) fn cuModuleUnload(module: CUmodule) -> Code;
     pub(crate) fn cuModuleGetFunction(
         function: *mut CUfunction,
+        module: CUmodule,
+        name: *const c_char,
+    ) -> Code;
+    #[cfg(feature = "nvshmem")]
+    pub(crate) fn cuModuleGetGlobal_v2(
+        at: *mut CUdeviceptr,
+        bytes: *mut usize,
         module: CUmodule,
         name: *const c_char,
     ) -> Code;

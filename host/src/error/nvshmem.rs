@@ -40,6 +40,50 @@ pub enum NvshmemError {
         /// Number of ranks, by NVSHMEM.
         pes: i64,
     },
+    /// NVSHMEM's state on the device is not laid out as the kernels' code has it.
+    #[error(
+        "NVSHMEM's state says {field} {found}, but {wanted} was expected: its library is not of the version \
+         that the kernels were linked with"
+    )]
+    State {
+        /// The field, by its name in NVSHMEM.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+        /// The expected one.
+        wanted: u64,
+    },
+    /// Nothing carries data to a rank whose memory is not mapped.
+    #[error(
+        "NVSHMEM has no channel to rank {}: its thread on the host must carry rows between nodes, which \
+         NVSHMEM_REMOTE_TRANSPORT=none (as for IBGDA) leaves out; unset it, as these kernels use no IBGDA",
+        peer.0
+    )]
+    NoChannel {
+        /// The rank.
+        peer: Rank,
+    },
+    /// A device on which data from a network may become visible after the flag behind it.
+    #[error(
+        "{device} does not order the writes of a network (GPU_DIRECT_RDMA_WRITES_ORDERING is {ordering}, and \
+         100 is needed), so that a row could be read before it is there; use a group of one node"
+    )]
+    WritesUnordered {
+        /// The device.
+        device: String,
+        /// The attribute's value.
+        ordering: u32,
+    },
+    /// NVSHMEM's thread on the host reads no more requests: a call that waits for it would not end. Nothing
+    /// is freed, and the job is not left.
+    #[error(
+        "NVSHMEM's thread on the host is stuck with {bytes} bytes of requests for other nodes: a peer or the \
+         network takes nothing; end the process"
+    )]
+    Stalled {
+        /// Bytes that it has not read.
+        bytes: u64,
+    },
     /// NVSHMEM's symmetric heap is exhausted.
     #[error(
         "NVSHMEM has no {bytes} bytes left for a window; lower max_tokens_per_rank, or raise \

@@ -1,6 +1,8 @@
 //! Groups of ranks.
 
 pub(crate) mod bootstrap;
+#[cfg(feature = "nvshmem")]
+mod channel;
 pub(crate) mod fabric;
 mod gpus;
 #[cfg(any(feature = "cuda", test))]

@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferry_layout::{Rank, Shape};
+use nvshmem_sys::device::DEVICE_STATE;
 use nvshmem_sys::{CallError, HostLibrary, LoadError, UniqueId, host::SONAME};
 
 use crate::cuda::{CudaDevice, Current};
@@ -17,10 +18,14 @@ use crate::device::sharing::own_gpu::{Gpu, Terms, require_own, takes_turns};
 use crate::error::bootstrap::BootstrapError;
 use crate::error::{Error, NvshmemError, SharedGpuError, leak};
 use crate::group::bootstrap::Bootstrap;
+use crate::group::channel::Channel;
 use crate::group::fabric::Fabric;
 use crate::group::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::group::options::GroupOptions;
 use crate::tensor::handles::DevicePtr;
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: a GPU sees its own writes from a network in their order.
+const ORDERED: u32 = 100;
 
 /// A rank's membership of an NVSHMEM job.
 ///
@@ -46,6 +51,7 @@ struct Joined {
     library: HostLibrary,
     /// The modules that were registered besides the device's own.
     registered: Vec<*mut c_void>,
+    channel: Option<Channel>,
 }
 
 // SAFETY: the driver's module handles may be used from any thread.
@@ -54,7 +60,11 @@ unsafe impl Send for Joined {}
 impl Calls for Joined {
     type Entered = Current;
 
+    /// Also makes sure that NVSHMEM's thread is not stuck, as all calls wait for it.
     fn enter(&self) -> Result<Current, Error> {
+        if let Some(channel) = &self.channel {
+            channel.require_progress(&self.device)?;
+        }
         self.device.enter()
     }
 
@@ -134,13 +144,15 @@ impl NvshmemFabric {
         agree(&mut *bootstrap, step, joined, |()| Vec::new())?;
         let ready = get_ready(&device, &library, rank, ranks);
         let registered = ready.is_ok();
-        let step = "letting the kernels call NVSHMEM";
-        let agreed = agree(&mut *bootstrap, step, ready, |()| Vec::new());
+        let channel = ready.and_then(|()| channel_of(&device, &library, rank, ranks));
         let calls = Joined {
             device: device.clone(),
             library,
             registered: Vec::new(),
+            channel: channel.as_ref().copied().unwrap_or(None),
         };
+        let step = "letting the kernels call NVSHMEM";
+        let agreed = agree(&mut *bootstrap, step, channel, |_| Vec::new());
         let fabric = Self {
             rank: Rank(rank),
             ranks,
@@ -423,6 +435,43 @@ fn get_ready(
     }
     // SAFETY: the module is loaded in the current context, and NVSHMEM's code is linked into it.
     unsafe { library.register_module(device.module().raw().cast()) }.map_err(refused)
+}
+
+/// The channel to ranks whose memory is not mapped, which must be there if there are any. After
+/// [`get_ready`].
+fn channel_of(
+    device: &CudaDevice,
+    library: &HostLibrary,
+    rank: u32,
+    ranks: u32,
+) -> Result<Option<Channel>, Error> {
+    let _current = device.enter()?;
+    let state = device.module().variable(DEVICE_STATE)?;
+    let channel = Channel::of(device, state, rank, ranks)?;
+    let functions = library.functions();
+    let mut unmapped = None;
+    // SAFETY: NVSHMEM is initialized; the probe is a word of its heap.
+    unsafe {
+        let probe = functions.nvshmem_malloc(size_of::<u64>());
+        for peer in 0..ranks {
+            if functions.nvshmem_ptr(probe, pe_number(peer)?).is_null() {
+                unmapped.get_or_insert(Rank(peer));
+            }
+        }
+        functions.nvshmem_free(probe);
+    }
+    let Some(peer) = unmapped else {
+        return Ok(channel);
+    };
+    let ordering = device.rdma_writes_ordering()?;
+    if channel.is_none() {
+        return Err(NvshmemError::NoChannel { peer }.into());
+    }
+    if ordering < ORDERED {
+        let device = device.name();
+        return Err(NvshmemError::WritesUnordered { device, ordering }.into());
+    }
+    Ok(channel)
 }
 
 /// Converts a rank to C's `int`, in which NVSHMEM counts.

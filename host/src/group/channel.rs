@@ -1,0 +1,110 @@
+//! NVSHMEM's channel: its kernels' requests for ranks of other nodes, which a thread of the host carries out.
+
+use std::mem::offset_of;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nvshmem_sys::device::{CHANNEL_BYTES, DeviceState};
+
+use crate::cuda::CudaDevice;
+use crate::device::Device;
+use crate::error::{Error, NvshmemError};
+use crate::tensor::handles::DevicePtr;
+
+/// Longest time without progress before the thread counts as stuck: a request takes microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A job's channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Channel {
+    /// Number of bytes that kernels have written to it.
+    issued: DevicePtr,
+    /// Number of them that the thread has read.
+    complete: DevicePtr,
+}
+
+impl Channel {
+    /// Reads NVSHMEM's state in a registered module, for rank `pe` of `pes`; `None` if there is no channel.
+    /// Synchronizes with its own copy alone.
+    ///
+    /// # Errors
+    /// [`NvshmemError::State`] if the state is not laid out as the kernels' code has it.
+    pub(super) fn of(
+        device: &CudaDevice,
+        state: DevicePtr,
+        pe: u32,
+        pes: u32,
+    ) -> Result<Option<Self>, Error> {
+        let mut bytes = [0; size_of::<DeviceState>()];
+        device.download(state, &mut bytes)?;
+        let number = |place: usize| {
+            let word: [u8; 4] = std::array::from_fn(|index| bytes[place + index]);
+            u64::from(u32::from_le_bytes(word))
+        };
+        let word = |place: usize| number(place + 4) << 32 | number(place);
+        let found = [
+            ("mype", number(offset_of!(DeviceState, mype)), u64::from(pe)),
+            (
+                "npes",
+                number(offset_of!(DeviceState, npes)),
+                u64::from(pes),
+            ),
+            (
+                "proxy_channel_buf_size",
+                word(offset_of!(DeviceState, proxy_channel_buf_size)),
+                CHANNEL_BYTES,
+            ),
+        ];
+        let issued = word(offset_of!(DeviceState, proxy_channels_issue));
+        let complete = word(offset_of!(DeviceState, proxy_channels_complete));
+        // Without a channel it has no size.
+        let compared = if issued == 0 { &found[..2] } else { &found[..] };
+        if let Some(&(field, found, wanted)) =
+            compared.iter().find(|(_, found, wanted)| found != wanted)
+        {
+            return Err(NvshmemError::State {
+                field,
+                found,
+                wanted,
+            }
+            .into());
+        }
+        // SAFETY: NVSHMEM's words of 8 bytes, which stay until the job is left.
+        let at = |address| unsafe { DevicePtr::new(address, 8) };
+        Ok((issued != 0).then(|| Self {
+            issued: at(issued),
+            complete: at(complete),
+        }))
+    }
+
+    /// Waits until the thread has read what is in the channel now, as long as it makes progress: a call that
+    /// waits for it would not end.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Stalled`].
+    pub(super) fn require_progress(&self, device: &CudaDevice) -> Result<(), Error> {
+        let read = |at: DevicePtr| {
+            let mut bytes = [0; 8];
+            device.download(at, &mut bytes)?;
+            Ok::<_, Error>(u64::from_le_bytes(bytes))
+        };
+        let issued = read(self.issued)?;
+        let (mut last, mut since) = (read(self.complete)?, Instant::now());
+        loop {
+            let complete = read(self.complete)?;
+            if complete >= issued {
+                return Ok(());
+            }
+            if complete != last {
+                (last, since) = (complete, Instant::now());
+            }
+            if since.elapsed() >= PATIENCE {
+                let bytes = issued - complete;
+                return Err(NvshmemError::Stalled { bytes }.into());
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
