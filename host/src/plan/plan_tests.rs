@@ -363,8 +363,10 @@ fn the_guide_says_what_a_rank_holds() {
             (TokenFormat::Bf16, "BF16"),
             (TokenFormat::BlockwiseFp8, "FP8"),
         ] {
+            // More than 8 GPUs are on several nodes.
             let config = Config {
                 format,
+                p2p_world_size: (ranks > 8).then_some(8),
                 ..Config::new(256, 8, 7168, tokens)
             };
             let plan = Plan::check(ranks, true, config).unwrap();
