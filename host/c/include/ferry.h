@@ -188,7 +188,7 @@ typedef enum {
     FERRY_FAULT_LOST_SCALES = 10,
 } ferry_fault_kind;
 
-// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. the guide, "Formats", has
+// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. The guide, "Formats", has
 // the bytes and errors of each.
 typedef enum {
     // BF16, no scales.
@@ -624,9 +624,8 @@ typedef struct {
 } ferry_dispatch_input;
 
 // A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
-// ferry_config.options. row_scales, bias_0,
-// bias_1 and residual are applied to the sums in this order, in f32, after a shared expert's row is added
-// and before the result is rounded.
+// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32,
+// after a shared expert's row is added and before the result is rounded.
 typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;

@@ -9,7 +9,7 @@ use crate::status::Failure;
 use crate::structs::{flag, sized};
 use crate::tensor::ferry_type;
 
-/// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. the guide, "Formats", has
+/// Format of the rows of a dispatch. TILED and ROW_MAJOR are layouts of the scales. The guide, "Formats", has
 /// the bytes and errors of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
