@@ -624,8 +624,8 @@ typedef struct {
 } ferry_dispatch_input;
 
 // A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
-// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32,
-// after a shared expert's row is added and before the result is rounded.
+// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in
+// f32, after a shared expert's row is added and before the result is rounded.
 typedef struct {
     // sizeof(ferry_combine_input).
     size_t size;

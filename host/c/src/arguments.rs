@@ -112,8 +112,8 @@ pub struct ferry_dispatch_output {
 sized!(ferry_dispatch_output, 736);
 
 /// A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
-/// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in f32,
-/// after a shared expert's row is added and before the result is rounded.
+/// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in
+/// f32, after a shared expert's row is added and before the result is rounded.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ferry_combine_input {
