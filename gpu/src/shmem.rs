@@ -45,7 +45,8 @@ pub fn has_room() -> bool {
     if issued == 0 {
         return true;
     }
-    // SAFETY: words that NVSHMEM made for this module when it was registered.
+    // SAFETY: words that NVSHMEM made for this module when it was registered. What the thread has read it tells
+    // a kilobyte late.
     unsafe {
         let wanted = memory::load_relaxed_gpu(issued) + UNSEEN_BYTES;
         let has_room = |complete: u64| wanted <= complete + CHANNEL_BYTES;

@@ -72,9 +72,13 @@ impl Digest {
                     )
                 })
                 .collect();
-            digest
-                .violations
-                .extend(violations(generator, artifact.variant, &module, &kernels));
+            digest.violations.extend(violations(
+                package,
+                generator,
+                artifact.variant,
+                &module,
+                &kernels,
+            ));
             let text = section(package, artifact.variant, &module, &kernels);
             digest.sections.push(Section {
                 variant: artifact.variant,

@@ -1,6 +1,6 @@
 //! Rules that the PTX must obey.
 
-use ferry_build::Variant;
+use ferry_build::{Package, Variant};
 
 use crate::assemble::Resources;
 use crate::generator::CodeGenerator;
@@ -22,7 +22,7 @@ const SPILLED_IN_ROWS: u64 = 80;
 /// The same for the fused combine of `ferry-rows`, some of whose warps only reduce: a few registers short.
 const SPILLED_IN_COMBINE_OF_ROWS: u64 = 16;
 
-/// The same for kernels that send to other nodes, from dispatch on: NVSHMEM's requests and their waits are
+/// The same for kernels that send to other nodes: NVSHMEM's requests and the waits for room before them are
 /// inlined, and each row waits for a thread of the host, beside which a few spilled registers are nothing.
 const SPILLED_BETWEEN_NODES: u64 = 48;
 
@@ -43,8 +43,9 @@ const LOCAL_MEMORY_OF_NVVM: [(&str, u64); 3] = [
     ("ferry_dispatch_shmem", 56),
 ];
 
-/// The rules that a module breaks, given the resources of its kernels.
+/// The rules that a module of a package breaks, given the resources of its kernels.
 pub(crate) fn violations(
+    package: Package,
     generator: CodeGenerator,
     variant: Variant,
     module: &PtxModule,
@@ -56,11 +57,7 @@ pub(crate) fn violations(
             "{variant}: `.extern .func {name}`: nothing defines it"
         ));
     }
-    let of_rows = |name: &str| name.contains("ferry_rows");
-    let keeps_rows = module
-        .functions
-        .iter()
-        .any(|function| of_rows(&function.name));
+    let keeps_rows = matches!(package, Package::Rows | Package::NodeRows);
     for function in &module.functions {
         let name = &function.name;
         let assembled = kernels.iter().find(|(kernel, _)| kernel == name);
@@ -114,6 +111,10 @@ mod tests {
     const PTX: &str = ".version 8.3\n.visible .entry ferry_dispatch(\n)\n{\n\tret;\n}\n";
 
     fn broken(ptx: &str, stack_bytes: u32) -> Vec<String> {
+        broken_in(Package::Kernels, ptx, stack_bytes)
+    }
+
+    fn broken_in(package: Package, ptx: &str, stack_bytes: u32) -> Vec<String> {
         let module = PtxModule::parse(ptx).unwrap();
         let needs = Resources {
             stack_bytes,
@@ -123,7 +124,8 @@ mod tests {
             .kernels()
             .map(|kernel| (kernel.name.clone(), needs))
             .collect();
-        violations(CodeGenerator::Stock, Variant::Sm90a, &module, &kernels)
+        let generator = CodeGenerator::Stock;
+        violations(package, generator, Variant::Sm90a, &module, &kernels)
     }
 
     #[test]
@@ -146,16 +148,25 @@ mod tests {
 
     #[test]
     fn from_sm_90_on_only_the_fused_kernels_of_rows_may_spill_a_little() {
-        let rows = format!("{PTX}.func _RNv10ferry_rows5write\n()\n{{\n\tret;\n}}\n");
-        assert_eq!(broken(&rows, 48), [""; 0]);
-        assert_eq!(broken(&rows, 88).len(), 1);
-        let other = rows.replace("ferry_dispatch", "ferry_combine");
+        let broken = |ptx: &str, stack_bytes| broken_in(Package::Rows, ptx, stack_bytes);
+        assert_eq!(broken(PTX, 48), [""; 0]);
+        assert_eq!(broken(PTX, 88).len(), 1);
+        let other = PTX.replace("ferry_dispatch", "ferry_combine");
         assert_eq!(broken(&other, 16), [""; 0]);
         assert_eq!(broken(&other, 24).len(), 1);
-        let half = rows.replace("ferry_dispatch", "ferry_combine_wait");
+        let half = PTX.replace("ferry_dispatch", "ferry_combine_wait");
         assert_eq!(broken(&half, 8).len(), 1);
-        let local = rows.replacen("\tret", "\t.local .align 8 .b8 depot[32];\n\tret", 1);
+        let local = PTX.replacen("\tret", "\t.local .align 8 .b8 depot[32];\n\tret", 1);
         assert_eq!(broken(&local, 48).len(), 1);
+    }
+
+    #[test]
+    fn kernels_that_send_to_other_nodes_may_spill_a_little() {
+        let remote = PTX.replace("ferry_dispatch", "ferry_dispatch_shmem");
+        assert_eq!(broken(&remote, 48), [""; 0]);
+        assert_eq!(broken(&remote, 56).len(), 1);
+        let local = remote.replacen("\tret", "\t.local .align 8 .b8 depot[32];\n\tret", 1);
+        assert_eq!(broken(&local, 32).len(), 1);
     }
 
     #[test]

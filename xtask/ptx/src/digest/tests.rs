@@ -9,7 +9,13 @@ fn digest(ptx: &str, needs: Resources) -> Digest {
         .kernels()
         .map(|kernel| (kernel.name.clone(), needs))
         .collect();
-    let violations = violations(CodeGenerator::Stock, variant, &module, &kernels);
+    let violations = violations(
+        Package::Kernels,
+        CodeGenerator::Stock,
+        variant,
+        &module,
+        &kernels,
+    );
     let text = section(Package::Kernels, variant, &module, &kernels);
     Digest {
         package: Package::Kernels,
