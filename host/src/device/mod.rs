@@ -154,9 +154,9 @@ pub unsafe trait Device: Send + Sync {
     fn free_memory(&self) -> Result<Option<u64>, Error> {
         Ok(None)
     }
-    /// Frees memory of [`alloc`](Self::alloc). Synchronizes: if ranks share a GPU, also with kernels of
-    /// other ranks, which may wait for a launch that this thread has yet to make, until their deadline. So
-    /// free between rounds.
+    /// Frees memory of [`alloc`](Self::alloc). Synchronizes with all enqueued kernels: if ranks share a GPU,
+    /// also with those of other ranks, which may wait for a launch that this thread has yet to make, until
+    /// their deadline. So free between rounds.
     ///
     /// # Safety
     /// This device's `alloc` returned `at`, and nothing uses it any more: no enqueued kernel,

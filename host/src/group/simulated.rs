@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of, bytes_of_mut, cast_slice_mut};
 use ferry_layout::{FaultPage, Rank, Shape};
-use ferry_simulator::{Options as SimulatorOptions, Simulator};
+use ferry_simulator::{Options as SimulatorOptions, Simulator, SimulatorError};
 
 use crate::device::Device;
 use crate::device::{Args, Launch, SharedPage};
@@ -132,9 +132,20 @@ unsafe impl Fabric for SimulatedFabric {
     }
 
     unsafe fn free_windows(&self, windows: &[DevicePtr]) -> Result<(), Error> {
-        windows
-            .iter()
-            .try_for_each(|window| Ok(self.simulator.free(window.address())?))
+        let ranks = self.local_ranks().into_iter();
+        ranks
+            .zip(windows)
+            .try_for_each(|(rank, window)| Ok(free(&self.simulator, rank, *window)?))
+    }
+}
+
+/// Frees an allocation of `rank` once its enqueued kernels have ended, as a driver does. If a peer is
+/// missing, they end at their deadline.
+fn free(simulator: &Simulator, rank: Rank, at: DevicePtr) -> Result<(), SimulatorError> {
+    match simulator.synchronize(rank.0) {
+        Err(interrupted @ SimulatorError::Interrupted) => Err(interrupted),
+        // After any other error no kernel of the rank goes on.
+        _ => simulator.free(at.address()),
     }
 }
 
@@ -159,7 +170,7 @@ unsafe impl Device for SimulatedDevice {
     }
 
     unsafe fn free(&self, at: DevicePtr) -> Result<(), Error> {
-        Ok(self.simulator.free(at.address())?)
+        Ok(free(&self.simulator, self.rank, at)?)
     }
 
     fn upload(&self, to: DevicePtr, bytes: &[u8]) -> Result<(), Error> {
@@ -215,7 +226,7 @@ unsafe impl Device for SimulatedDevice {
         self.fill(address, 0, bytes as u64)?;
         Ok(Box::new(SimulatedPage {
             simulator: self.simulator.clone(),
-            rank: self.rank.0,
+            rank: self.rank,
             address,
         }))
     }
@@ -224,7 +235,7 @@ unsafe impl Device for SimulatedDevice {
 /// A fault page in a simulated rank's memory.
 struct SimulatedPage {
     simulator: Simulator,
-    rank: u32,
+    rank: Rank,
     address: DevicePtr,
 }
 
@@ -244,7 +255,7 @@ unsafe impl SharedPage for SimulatedPage {
 
     fn counts(&self, words: &mut [u64]) -> Result<(), Error> {
         // The simulation runs only while somebody waits for it.
-        self.simulator.synchronize(self.rank)?;
+        self.simulator.synchronize(self.rank.0)?;
         let at = self.address.address() + size_of::<FaultPage>() as u64;
         Ok(self.simulator.read(at, cast_slice_mut(words))?)
     }
@@ -260,6 +271,6 @@ unsafe impl SharedPage for SimulatedPage {
 impl Drop for SimulatedPage {
     fn drop(&mut self) {
         // Fails only if the simulation has ended, and its memory with it.
-        let _ = self.simulator.free(self.address.address());
+        let _ = free(&self.simulator, self.rank, self.address);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::support;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::noted::{self, NotedFabric, Notes, config, empty_tensors, timeout};
 use ferry::device::FaultPage;
@@ -198,6 +199,48 @@ fn simulated_ranks_give_their_memory_back_and_the_group_goes_on() {
         drop(ranks);
         assert!(memory.iter().all(|memory| is_there(memory) == [false; 2]));
     }
+    group.close().unwrap();
+}
+
+/// The calls of a round that no rank waits for, on ranks that it then closes.
+fn close_at_work(group: &Group, plan: &Plan, with_calls: usize) {
+    let mut ranks = Communicator::new(group, plan).unwrap();
+    for (rank, tokens) in ranks.iter_mut().zip(support::TOKENS).take(with_calls) {
+        let t = support::Tensors::new(rank, tokens);
+        rank.dispatch(support::STREAM, &t.input, &t.output).unwrap();
+        rank.give_up(support::STREAM).unwrap();
+    }
+    Communicator::close_all(ranks).unwrap();
+}
+
+#[test]
+fn closing_simulated_ranks_waits_for_their_kernels_also_without_a_peer() {
+    let deadline = Duration::from_millis(200);
+    let config = Config {
+        deadline,
+        ..support::config()
+    };
+    let group = Group::simulated(2, 3).unwrap();
+    let plan = Plan::new(&group, config).unwrap();
+    // Rank 0 waits for rank 1 until its deadline.
+    let begun = Instant::now();
+    close_at_work(&group, &plan, 1);
+    let took = begun.elapsed();
+    assert!(
+        (deadline / 2..Duration::from_secs(60)).contains(&took),
+        "{took:?}"
+    );
+    close_at_work(&group, &plan, 2);
+    // No kernel of the rounds before runs on in freed memory.
+    let mut ranks = Communicator::new(&group, &plan).unwrap();
+    let tensors: Vec<_> = (ranks.iter().zip(support::TOKENS))
+        .map(|(rank, tokens)| support::Tensors::new(rank, tokens))
+        .collect();
+    for (rank, t) in ranks.iter_mut().zip(&tensors) {
+        rank.dispatch(support::STREAM, &t.input, &t.output).unwrap();
+    }
+    support::combine_all(&mut ranks, &tensors);
+    support::close(ranks);
     group.close().unwrap();
 }
 
