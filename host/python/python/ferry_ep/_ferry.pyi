@@ -186,8 +186,9 @@ class Group:
     ) -> Group:
         """Makes ``ranks`` ranks without GPUs in this process, which run the same protocol on the CPU.
 
-        ``seed`` decides every choice of the scheduler. ``lost=(rank, steps)`` lets a rank die. ``patience``:
-        seconds that a missing rank is waited for, instead of the deadline. Not collective. Raises
+        ``seed`` decides every choice of the scheduler. ``warps``: of a kernel on each rank; one begins to
+        stall in one of ``stall_one_in`` turns (0: never). ``lost=(rank, steps)``: dies after so many turns.
+        ``patience``: seconds to wait for a missing rank, instead of the deadline. Not collective. Raises
         :class:`ferry_ep.GroupError` for other than 1 to 64 ranks, :class:`ferry_ep.ArgumentError`.
         """
     @staticmethod

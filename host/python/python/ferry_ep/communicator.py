@@ -68,8 +68,9 @@ class Communicator(Rank):
         them in the library of ``x`` (of torch, NumPy, CuPy, or :class:`ferry_ep.DeviceArray`; for others that
         on a GPU, and NumPy's in the simulator), with ``capacity``.
         ``input_scale``: f32 ``[1]``, ``nvfp4`` only. ``tokens_on_device``: u32 ``[1]``, number of tokens,
-        read by the kernel (``Config.options``). ``stream``: a stream of this rank's device, as torch's,
-        CuPy's, or its handle; ``None`` is torch's current one if torch is loaded, else the default stream.
+        read by the kernel (by expert with ``Config.options``). ``stream``: a stream of this rank's device, as
+        torch's, CuPy's, or its handle; ``None`` is torch's current one if torch is loaded, else the default
+        stream.
 
         Returns the outputs. Raises :class:`ferry_ep.TensorError`, :class:`ferry_ep.OrderError`,
         :class:`ferry_ep.CapacityError`, :class:`ferry_ep.ArgumentError`: nothing was sent or written then,

@@ -15,8 +15,9 @@ class Config:
     """Sizes and behavior of a communicator: plain data, which :class:`ferry_ep.Plan` checks.
 
     All ranks of a group agree on everything but ``deadline``, ``debug_checks``, ``max_sms``,
-    ``specialise``, ``options``, ``clear_padding``, ``row_sources``, ``m_indices`` and, without ``skip_a2a``,
-    ``shared_expert``; creating communicators compares.
+    ``specialise``, ``options``, ``transposed_scales``, ``clear_absent``, ``clear_padding``, ``row_sources``,
+    ``m_indices``, without ``skip_a2a`` ``shared_expert``, and ``receive`` between ``"by-expert"`` and
+    ``"padded"`` or between the other three; creating communicators compares.
 
     >>> Config(experts=8, top_k=2, hidden=64, max_tokens_per_rank=16).format
     'bf16'
@@ -37,15 +38,17 @@ class Config:
     Combine is BF16 in any case."""
     receive: str = "by-expert"
     """Layout of the rows that dispatch leaves on the experts' rank. ``"by-expert"``: a row for each expert of
-    a token, expert after expert. The others keep one row for each (source rank, token) with an expert here,
+    a token, expert after expert. Three keep one row for each (source rank, token) with an expert here,
     and combine takes one row for each: ``"view"`` leaves them in the library's window
     (:meth:`ferry_ep.Communicator.view`), ``"strided"`` copies them to row ``source * max_tokens_per_rank +
     token``, ``"compact"`` to consecutive rows. They exclude ``skip_a2a``, ``shared_expert``, exact mode and
     tiled scales. ``"padded"`` has rows by expert, each expert's in a block of ``ranks * max_tokens_per_rank``
-    rows, and combine takes the weights; it excludes ``skip_a2a`` and ``shared_expert``."""
+    rows, and combine takes the weights; it excludes ``skip_a2a``, ``shared_expert``, ``expert_alignment``
+    and, between nodes, exact mode."""
     transposed_scales: bool = False
     """Whether the scales of ``fp8`` are ``[hidden / 128, rows]`` in a layout that keeps rows as they came,
-    rather than ``[rows, hidden / 128]``. By expert they always are, and this is false."""
+    and in each block of a padded one, rather than ``[rows, hidden / 128]``. By expert they always are, and
+    this is false."""
     clear_absent: bool = False
     """Whether dispatch writes zeros to the payload and scales of rows without a token, ``"strided"`` only.
     Otherwise they keep their bits."""
@@ -81,6 +84,6 @@ class Config:
     expert. Otherwise they keep their bits."""
     row_sources: bool = False
     """Whether ``src_info`` has a source rank for each row, and outputs have its ``weights``, if rows are by
-    expert. In other layouts they always do."""
+    expert, in padded blocks, too. Where rows stay as they came they always do."""
     m_indices: bool = False
     """Whether outputs have the group of each row, if rows are by expert."""

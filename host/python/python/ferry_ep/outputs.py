@@ -99,7 +99,8 @@ class DispatchOutput:
     scales: Any = None
     """Scales in the layout of the plan's format; ``None`` for BF16, and in a view, where they follow each
     row, unless they are transposed. ``fp8``: f32 ``[hidden / 128, rows]`` by expert and with
-    ``transposed_scales``, else ``[rows, hidden / 128]``; row-major: a byte a scale, ``[rows, hidden /
+    ``transposed_scales`` (in padded blocks ``[local_experts * hidden / 128, rows of a block]``), else
+    ``[rows, hidden / 128]``; row-major: a byte a scale, ``[rows, hidden /
     group]``; tiled: ``[scale_blocks, hidden / (4 * group), 32, 4, 4]``."""
     scale_offsets: Any = None
     """u32 ``[groups]``, tiled scales only: a row's block is ``row_offsets[group] // 128 +

@@ -156,7 +156,7 @@ class Rank:
         collective; does not synchronize.
 
         Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and for any number if the plan's
-        ``receive`` is ``"by-expert"``.
+        ``receive`` is ``"by-expert"`` or ``"padded"``.
         """
         self._native.limit_sms(max_sms)
 
@@ -195,9 +195,9 @@ class Rank:
         ``like`` is an array in whose library and on whose device they are allocated; ``None`` for
         :class:`ferry_ep.DeviceArray`. ``capacity`` is a number of rows, ``"max"`` (never too small) or
         ``"distinct"`` (enough if the experts of each token differ). If more rows arrive, the first ones are
-        written, with an input fault. Views and strided rows have exactly ``plan.max_rows`` rows. ``id_type``,
-        ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the received
-        ``ids`` are, too: without effect by expert.
+        written, with an input fault. Views, strided and padded rows have exactly ``plan.max_rows`` rows.
+        ``id_type``, ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the
+        received ``ids`` are, too: without effect by expert.
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
