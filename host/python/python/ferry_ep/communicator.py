@@ -180,13 +180,13 @@ class Communicator(Rank):
         and with the same number of rows; by expert without the router's weights, which are applied here:
         those of the dispatch, in exact mode ``topk_weights``.
         ``topk_weights``: f32 ``[tokens, top_k]``, exact mode only.
-        ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's (``Config.options``);
-        padded blocks need it, and no options.
-        Steps on the sums, in this order (``Config.options``): ``row_scales`` f32 ``[tokens]``, ``bias`` and
-        ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.
-        ``out``: ``[tokens, hidden]`` of BF16, or f16 or f32 with ``Config.options``; in exact mode without
-        weights BF16 ``[tokens, top_k, hidden]``, the rows apart. ``None`` allocates it like ``expert_rows``,
-        with elements of ``data_type``.
+        ``row_weights``: f32 ``[rows]``, reduced mode only, instead of the router's, by expert with
+        ``Config.options``; padded blocks need it.
+        Steps on the sums, in this order (by expert with ``Config.options``): ``row_scales`` f32 ``[tokens]``,
+        ``bias`` and ``bias2`` BF16 ``[hidden]``, ``residual`` BF16 ``[tokens, hidden]``.
+        ``out``: ``[tokens, hidden]`` of BF16, or f16 or f32 (by expert with ``Config.options``); in exact
+        mode without weights BF16 ``[tokens, top_k, hidden]``, the rows apart. ``None`` allocates it like
+        ``expert_rows``, with elements of ``data_type``.
 
         In layouts that keep rows as they came (``Config.receive``) a row of ``expert_rows`` is the sum over
         this rank's experts of the token, with the weights applied; rows without a token are not read. A

@@ -227,7 +227,7 @@ class Rank:
         """Allocates the result of a combine, not cleared: ``[tokens, hidden]``.
 
         ``tokens`` is by default ``max_tokens_per_rank``; ``like`` as in :meth:`outputs`; ``data_type`` is
-        ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
+        ``"bf16"``, or ``"f16"`` or ``"f32"`` (by expert with ``Config.options``).
         """
         config, data_type = self.plan.config, element(data_type)
         rows = config.max_tokens_per_rank if tokens is None else whole("tokens", tokens)
