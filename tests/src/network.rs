@@ -194,6 +194,10 @@ impl Launch {
         settings
             .parse::<settings::Settings>()
             .with_context(|| format!("--network {settings}"))?;
+        ensure!(
+            arguments.first().is_none_or(|command| command != "bench"),
+            "--network: not for bench, whose ranks begin together by memory that all of them map"
+        );
         let ranks = number(&mut arguments, "--ranks")?.context("--network needs --ranks")?;
         let node = number(&mut arguments, "--node")?.unwrap_or(1);
         let network = Network::new(&settings, node, ranks)?;
