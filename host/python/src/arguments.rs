@@ -12,7 +12,7 @@ use crate::tensor::{Tensor, optional};
 type Kept = Vec<Py<Tensor>>;
 
 /// A rank's inputs of a dispatch.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct DispatchInput {
     pub(crate) input: ferry::DispatchInput,
     _kept: Kept,
@@ -53,7 +53,7 @@ impl DispatchInput {
 }
 
 /// A rank's outputs of a dispatch.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct DispatchOutput {
     pub(crate) output: ferry::DispatchOutput,
     _kept: Kept,
@@ -61,7 +61,7 @@ pub(crate) struct DispatchOutput {
 
 #[pymethods]
 impl DispatchOutput {
-    /// `tensors` has a tensor for each layout of `Plan._output_layout`, by name.
+    /// `tensors` has a tensor for each layout of `layout_of`, by name.
     #[new]
     fn new(
         plan: &Plan,
@@ -92,7 +92,7 @@ impl DispatchOutput {
 }
 
 /// A rank's inputs of a combine.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct CombineInput {
     pub(crate) input: ferry::CombineInput,
     _kept: Kept,
@@ -152,7 +152,7 @@ impl CombineInput {
 
 /// A rank's output of a combine: sums `[tokens, hidden]`, with or without the returned weights, or rows that
 /// are not summed, `[tokens, top_k, hidden]`.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct CombineOutput {
     pub(crate) output: ferry::CombineOutput,
     _kept: Kept,

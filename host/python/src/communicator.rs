@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use ferry::{Capacity, DataType, Device, Rank, ReceivedCounts, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
-use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::errors;
 use crate::fault::Fault;
 use crate::group::{Group, device_name};
@@ -25,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const SPIN: Duration = Duration::from_millis(1);
 
 /// One rank's end.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct Communicator {
     inner: Own<Inner>,
     #[pyo3(get)]
@@ -58,7 +57,7 @@ struct Inner {
 impl Communicator {
     /// Makes the communicators of this process's ranks.
     #[staticmethod]
-    fn _create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
+    fn create(py: Python<'_>, group: &Group, plan: Py<Plan>) -> PyResult<Vec<Self>> {
         let (group, checked) = (group.open_outside_waits()?, plan.get().plan);
         let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
@@ -143,36 +142,9 @@ impl Communicator {
             .load(Ordering::Relaxed))
     }
 
-    fn _dispatch(
-        &self,
-        py: Python<'_>,
-        stream: u64,
-        input: &DispatchInput,
-        output: &DispatchOutput,
-    ) -> PyResult<()> {
-        let (stream, input, output) = (handle(stream), &input.input, &output.output);
-        self.call(py, |communicator| {
-            communicator.dispatch(stream, input, output)
-        })?;
-        self.has_sent(input)
-    }
-
-    fn _dispatch_async(&self, py: Python<'_>, stream: u64, input: &DispatchInput) -> PyResult<()> {
-        let (stream, input) = (handle(stream), &input.input);
-        self.call(py, |communicator| {
-            communicator.dispatch_async(stream, input)
-        })?;
-        self.has_sent(input)
-    }
-
-    fn _dispatch_counts(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let stream = handle(stream);
-        self.call(py, |communicator| communicator.dispatch_counts(stream))
-    }
-
     /// Rows, blocks of scales, rows of each source and of each expert; nothing until they have come. With
     /// `wait` it looks until they have, and lets other threads of Python run.
-    fn _received(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Counts>> {
+    fn received(&self, py: Python<'_>, wait: bool) -> PyResult<Option<Counts>> {
         let begin = Instant::now();
         let mut found = self.call(py, |communicator| communicator.received())?;
         while wait && found.is_none() {
@@ -192,54 +164,8 @@ impl Communicator {
         }))
     }
 
-    fn _dispatch_wait(&self, py: Python<'_>, stream: u64, output: &DispatchOutput) -> PyResult<()> {
-        let (stream, output) = (handle(stream), &output.output);
-        self.call(py, |communicator| {
-            communicator.dispatch_wait(stream, output)
-        })
-    }
-
-    fn _combine(
-        &self,
-        py: Python<'_>,
-        stream: u64,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> PyResult<()> {
-        let (stream, input, output) = (handle(stream), &input.input, &output.output);
-        self.call(py, |communicator| {
-            communicator.combine(stream, input, output)
-        })?;
-        self.has_returned()
-    }
-
-    fn _combine_async(
-        &self,
-        py: Python<'_>,
-        stream: u64,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> PyResult<()> {
-        let (stream, input, output) = (handle(stream), &input.input, &output.output);
-        self.call(py, |communicator| {
-            communicator.combine_async(stream, input, output)
-        })?;
-        self.has_returned()
-    }
-
-    fn _combine_wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let stream = handle(stream);
-        self.call(py, |communicator| communicator.combine_wait(stream))
-    }
-
-    fn _give_up(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let stream = handle(stream);
-        self.call(py, |communicator| communicator.give_up(stream))?;
-        self.has_returned()
-    }
-
     /// The rows of a view: tokens, scales and row scales.
-    fn _view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
+    fn view(&self, py: Python<'_>) -> PyResult<(Strided, Option<Strided>, Option<Strided>)> {
         // SAFETY: the Python object of a view refuses every use once combine or give_up was called or the
         // communicator closed, and keeps the communicator alive.
         let view = self.call(py, |communicator| unsafe { communicator.view() })?;
@@ -249,14 +175,14 @@ impl Communicator {
     }
 
     /// Numbers of dispatches and of combines that were enqueued; giving up a round counts as a combine.
-    fn _counts(&self) -> PyResult<(u64, u64)> {
+    fn counts(&self) -> PyResult<(u64, u64)> {
         let inner = self.inner.get("communicator")?;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Ok((of(&inner.sent), of(&inner.returned)))
     }
 
     /// Tokens of the last dispatch, and whether its ids were i64.
-    fn _last(&self) -> PyResult<(usize, bool)> {
+    fn last(&self) -> PyResult<(usize, bool)> {
         let inner = self.inner.get("communicator")?;
         let wide_ids = inner.wide_ids.load(Ordering::Relaxed);
         Ok((inner.tokens.load(Ordering::Relaxed), wide_ids))
@@ -265,7 +191,7 @@ impl Communicator {
     /// Waits for everything enqueued on `stream`. With `is_part`, of a call that launched already, it first
     /// waits for other threads' calls.
     #[pyo3(signature = (stream, is_part=false))]
-    fn _synchronize(&self, py: Python<'_>, stream: u64, is_part: bool) -> PyResult<Option<Fault>> {
+    fn synchronize(&self, py: Python<'_>, stream: u64, is_part: bool) -> PyResult<Option<Fault>> {
         let stream = handle(stream);
         let mut slot = match is_part {
             true => self.lock_after_others(py)?,
@@ -277,13 +203,13 @@ impl Communicator {
         Ok(told.fault().map(|fault| Fault(fault.0)))
     }
 
-    fn _check(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
+    fn check(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
         let told = self.call(py, |communicator| communicator.check())?;
         Ok(told.fault().map(|fault| Fault(fault.0)))
     }
 
     /// Closes it. After an error that leaves it open it can be used on.
-    fn _close(&self, py: Python<'_>) -> PyResult<()> {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut slot = self.lock()?;
         let Some(communicator) = slot.take() else {
             return Ok(());
@@ -298,7 +224,7 @@ impl Communicator {
     }
 
     /// Drops it as it is, also with an open round.
-    fn _drop(&self, py: Python<'_>) -> PyResult<()> {
+    fn drop(&self, py: Python<'_>) -> PyResult<()> {
         let communicator = self.lock()?.take();
         py.detach(|| drop(communicator));
         self.note_closed(true)?;
@@ -306,7 +232,7 @@ impl Communicator {
         interrupt::take().map_or(Ok(()), Err)
     }
 
-    fn _assume_no_foreign_graphs(&self, py: Python<'_>) -> PyResult<()> {
+    fn assume_no_foreign_graphs(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, |communicator| {
             // SAFETY: the caller has destroyed all graphs of this communicator's calls: documented on
             // `ferry_ep.Communicator.assume_no_graphs`.

@@ -1,4 +1,4 @@
-//! Errors of the library as the exceptions of `ferry_ep.errors`.
+//! Errors of the library as the exceptions of `ferry_ep.core.errors`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::fault::Fault;
 use crate::interrupt;
 
 /// Module of the exceptions.
-const MODULE: &str = "ferry_ep.errors";
+const MODULE: &str = "ferry_ep.core.errors";
 
 /// Class of an exception, and its text.
 type Name = &'static str;

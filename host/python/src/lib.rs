@@ -1,12 +1,13 @@
 //! The native module of the Python package: handles, plain tensors, checked arguments, calls and errors.
 //!
-//! Names that begin with an underscore, and everything that takes addresses, are for the Python sources
-//! beside it, which turn arrays of other libraries into [`tensor::Tensor`]s and document the public names.
+//! What `ferry_ep` does not hand on is for the Python sources beside it, which turn arrays of other libraries
+//! into [`tensor::Tensor`]s and document the public names.
 
 use pyo3::prelude::*;
 
 mod arguments;
 mod bootstrap;
+mod calls;
 mod communicator;
 mod dlpack;
 mod errors;
@@ -14,7 +15,6 @@ mod fault;
 mod group;
 mod handles;
 mod interrupt;
-mod local_ranks;
 mod memory;
 mod messages;
 mod operators;
@@ -46,14 +46,9 @@ mod _ferry {
     #[pymodule_export]
     use super::group::Group;
     #[pymodule_export]
-    use super::local_ranks::{
-        close_all, combine_all, combine_async_all, combine_wait_all, dispatch_all,
-        dispatch_async_all, dispatch_counts_all, dispatch_wait_all, give_up_all,
-    };
-    #[pymodule_export]
     use super::placed::Places;
     #[pymodule_export]
-    use super::plan::{Plan, decode_rows, format_sizes};
+    use super::plan::{Plan, capacity_of, decode_rows, format_sizes, layout_of};
     #[pymodule_export]
     use super::prepared::{PreparedCombine, PreparedDispatch};
     #[pymodule_export]

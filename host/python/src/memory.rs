@@ -10,7 +10,7 @@ use crate::interrupt;
 #[pymethods]
 impl Communicator {
     /// Allocates device memory, and returns its address. Synchronizes.
-    fn _alloc(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
+    fn alloc(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
         if self.closed()? {
             return Err(self.is_closed());
         }
@@ -19,16 +19,16 @@ impl Communicator {
         Ok(at.address())
     }
 
-    /// Frees memory of `_alloc`, which nothing uses any more. Synchronizes.
-    fn _free(&self, py: Python<'_>, address: u64) -> PyResult<()> {
+    /// Frees memory of `alloc`, which nothing uses any more. Synchronizes.
+    fn free(&self, py: Python<'_>, address: u64) -> PyResult<()> {
         let device = self.device_of()?;
-        // SAFETY: the Python sources pass what `_alloc` returned, once, after the work that used it.
+        // SAFETY: the Python sources pass what `alloc` returned, once, after the work that used it.
         let freed = py.detach(|| unsafe { device.free(DevicePtr::new(address, 0)) });
         freed.map_err(errors::from)
     }
 
     /// Copies `bytes` bytes from the host to the device. Synchronizes.
-    fn _upload(&self, py: Python<'_>, to: u64, from_: usize, bytes: usize) -> PyResult<()> {
+    fn upload(&self, py: Python<'_>, to: u64, from_: usize, bytes: usize) -> PyResult<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -38,7 +38,7 @@ impl Communicator {
             // SAFETY: the Python sources pass the address and size of an array that they hold, and whose
             // memory they have compared with its shape.
             let source = unsafe { std::slice::from_raw_parts(from_ as *const u8, bytes) };
-            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
+            // SAFETY: the Python sources pass memory of `alloc`, at least as long.
             let to = unsafe { DevicePtr::new(to, bytes as u64) };
             device.upload(to, source)
         })
@@ -46,7 +46,7 @@ impl Communicator {
     }
 
     /// Copies `bytes` bytes from the device to the host. Synchronizes.
-    fn _download(&self, py: Python<'_>, from_: u64, to: usize, bytes: usize) -> PyResult<()> {
+    fn download(&self, py: Python<'_>, from_: u64, to: usize, bytes: usize) -> PyResult<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -56,7 +56,7 @@ impl Communicator {
             // SAFETY: the Python sources pass the address and size of an array that they hold, whose memory
             // they have compared with its shape, and that no other thread uses meanwhile.
             let target = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
-            // SAFETY: the Python sources pass memory of `_alloc`, at least as long.
+            // SAFETY: the Python sources pass memory of `alloc`, at least as long.
             let from = unsafe { DevicePtr::new(from_, bytes as u64) };
             device.download(from, target)
         })
@@ -64,14 +64,14 @@ impl Communicator {
     }
 
     /// Waits for everything enqueued on `stream`, and looks for no fault.
-    fn _wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let device = self.device_of()?;
         let waited = interrupt::detach(py, || device.synchronize(handle(stream)))?;
         waited.map_err(errors::from)
     }
 
     /// Number of the capture that `stream` is in, if it is.
-    fn _capture(&self, stream: u64) -> PyResult<Option<u64>> {
+    fn capture(&self, stream: u64) -> PyResult<Option<u64>> {
         Ok(self.device_of()?.capture(handle(stream)))
     }
 }

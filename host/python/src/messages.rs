@@ -119,7 +119,7 @@ fn log(py: Python<'_>, level: Level, text: &str) -> PyResult<()> {
         Level::INFO => 20,
         _ => 10,
     };
-    // Handlers see this thread, which never drives a rank (`ferry_ep.rank`).
+    // Handlers see this thread, which never drives a rank (`ferry_ep.core.end`).
     let here = py.import("threading")?.call_method0("current_thread")?;
     here.setattr("name", THREAD)?;
     let logger = py.import("logging")?.call_method1("getLogger", (LOGGER,))?;

@@ -23,10 +23,10 @@ type Answers<'py> = (
 #[pymethods]
 impl Communicator {
     /// Enqueues a dispatch, or its first half. `outputs` has a tensor for each layout of
-    /// `Plan._output_layout`, in order, or the outputs at `places`, of which a first half takes the kept ids
+    /// `layout_of`, in order, or the outputs at `places`, of which a first half takes the kept ids
     /// alone; scales belong to FP8 rows. Returns whether the stream is being captured.
     #[pyo3(signature = (reader, inputs, outputs, places, is_half, /))]
-    fn _dispatch_tensors(
+    fn dispatch_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
@@ -54,7 +54,7 @@ impl Communicator {
 
     /// Enqueues the second half of a dispatch. `outputs` and `places` as in `_dispatch_tensors`.
     #[pyo3(signature = (reader, outputs, places, /))]
-    fn _dispatch_wait_tensors(
+    fn dispatch_wait_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,
@@ -71,7 +71,7 @@ impl Communicator {
     /// Enqueues a combine, or its first half. `sums` are `combined`, of which three dimensions are rows
     /// apart, and `weights`. Returns whether the stream is being captured.
     #[pyo3(signature = (reader, answers, sums, is_half, /))]
-    fn _combine_tensors(
+    fn combine_tensors(
         &self,
         py: Python<'_>,
         reader: &Reader,

@@ -22,7 +22,7 @@ struct Place {
 }
 
 /// Places of a dispatch's outputs in a list of tensors.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct Places {
     /// One for each output of the plan, in order, if it has a place.
     outputs: Vec<Option<Place>>,

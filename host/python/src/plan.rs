@@ -53,7 +53,10 @@ impl Plan {
     #[new]
     fn new(group: &Bound<'_, PyAny>, config: &Bound<'_, PyAny>) -> PyResult<Self> {
         let group = scalars::handle::<Group>("group", group)?;
-        let class = config.py().import("ferry_ep.config")?.getattr("Config")?;
+        let class = config
+            .py()
+            .import("ferry_ep.core.config")?
+            .getattr("Config")?;
         if !config.is_instance(&class)? {
             let text = format!("config is {}, but it is a ferry_ep.Config", shown(config));
             return Err(errors::raise("ArgumentError", text));
@@ -147,12 +150,6 @@ impl Plan {
         Ok((range.start, range.end))
     }
 
-    /// `(rows, scale_blocks)` of the capacity "max", "distinct", or of so many rows.
-    fn _capacity(&self, capacity: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
-        let capacity = self.capacity(capacity)?;
-        Ok((capacity.rows, capacity.scale_blocks))
-    }
-
     /// Returns the outputs of a dispatch, in order, to allocate them yourself; not those that the plan's
     /// format and ``receive`` layout do not have. ``capacity`` (``None`` is ``"max"``) and ``id_type`` are
     /// those of :meth:`ferry_ep.Communicator.outputs`, and so are the errors. Not collective.
@@ -178,25 +175,46 @@ impl Plan {
                 return Err(errors::raise("ArgumentError", text));
             }
         };
-        self._output_layout(py, capacity.rows, capacity.scale_blocks, wide_ids)
+        let capacity = Capacity {
+            wide_ids,
+            ..capacity
+        };
+        self.layouts(py, capacity)
     }
+}
 
-    /// Layouts of a dispatch's outputs, in order.
-    #[pyo3(signature = (rows, scale_blocks, wide_ids=false))]
-    fn _output_layout<'py>(
+/// `(rows, scale_blocks)` of the capacity "max", "distinct", or of so many rows.
+#[pyfunction]
+pub(crate) fn capacity_of(plan: &Plan, capacity: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let capacity = plan.capacity(capacity)?;
+    Ok((capacity.rows, capacity.scale_blocks))
+}
+
+/// Layouts of a dispatch's outputs of these sizes, in order.
+#[pyfunction]
+pub(crate) fn layout_of<'py>(
+    py: Python<'py>,
+    plan: &Plan,
+    rows: usize,
+    scale_blocks: usize,
+    wide_ids: bool,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let capacity = Capacity {
+        rows,
+        scale_blocks,
+        wide_ids,
+    };
+    plan.layouts(py, capacity)
+}
+
+impl Plan {
+    fn layouts<'py>(
         &self,
         py: Python<'py>,
-        rows: usize,
-        scale_blocks: usize,
-        wide_ids: bool,
+        capacity: Capacity,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let capacity = Capacity {
-            rows,
-            scale_blocks,
-            wide_ids,
-        };
         let layout = self.plan.output_layout(capacity).map_err(errors::from)?;
-        let class = py.import("ferry_ep.outputs")?.getattr("TensorLayout")?;
+        let class = py.import("ferry_ep.core.config")?.getattr("TensorLayout")?;
         let one = |of: &TensorLayout| {
             let of = (
                 of.name,
@@ -209,9 +227,7 @@ impl Plan {
         };
         layout.iter().map(one).collect()
     }
-}
 
-impl Plan {
     fn capacity(&self, given: &Bound<'_, PyAny>) -> PyResult<Capacity> {
         match given.extract::<&str>() {
             Ok("max") => return Ok(Capacity::max(&self.plan)),

@@ -44,7 +44,7 @@ type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int
 pub(crate) type Argument = (&'static str, DataType);
 
 /// Reads the tensors of a class, and the current stream of its library.
-#[pyclass(frozen, module = "ferry_ep._ferry")]
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct Reader {
     class: Py<PyType>,
     read: Read,

@@ -35,9 +35,9 @@ fn refuse(name: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
     errors::raise("ArgumentError", text)
 }
 
-/// Text of a wrong argument, as `ferry_ep.scalars` shows it.
+/// Text of a wrong argument, as `ferry_ep.core.scalars` shows it.
 pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
-    let scalars = given.py().import("ferry_ep.scalars");
+    let scalars = given.py().import("ferry_ep.core.scalars");
     let text = scalars.and_then(|scalars| scalars.call_method1("shown", (given,))?.extract());
     text.unwrap_or_else(|_| String::from("of another type"))
 }
@@ -48,7 +48,7 @@ fn whole(name: &str, given: &Bound<'_, PyAny>, most: u64) -> PyResult<u64> {
         true => given.extract::<u64>().ok(),
         // NumPy's, and what else is one.
         false => {
-            let scalars = given.py().import("ferry_ep.scalars")?;
+            let scalars = given.py().import("ferry_ep.core.scalars")?;
             let read = scalars.call_method1("whole", (name, given))?;
             read.extract::<u64>().ok()
         }
@@ -77,7 +77,7 @@ impl Scalar for usize {
 
 impl Scalar for f64 {
     fn read(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let scalars = given.py().import("ferry_ep.scalars")?;
+        let scalars = given.py().import("ferry_ep.core.scalars")?;
         scalars.call_method1("number", (name, given))?.extract()
     }
 }
@@ -87,7 +87,7 @@ impl Scalar for bool {
         if let Ok(given) = given.cast_exact::<PyBool>() {
             return Ok(given.is_true());
         }
-        let scalars = given.py().import("ferry_ep.scalars")?;
+        let scalars = given.py().import("ferry_ep.core.scalars")?;
         scalars.call_method1("flag", (name, given))?.extract()
     }
 }

@@ -15,7 +15,7 @@ impl Communicator {
         stream, input, row_offsets, output, *, format, scales=None, scale_offsets=None, input_scales=None,
         interleaved=false, clamp=None, max_sms=None
     ))]
-    fn _silu(
+    fn silu(
         &self,
         py: Python<'_>,
         stream: u64,

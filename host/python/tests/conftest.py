@@ -67,7 +67,7 @@ def bench(request):
 
         def make(ranks: int = 2, **options) -> Bench:
             made = Bench(ranks, **({"gpu": gpu} | options))
-            stack.callback(lambda: [rank._native._drop() for rank in made.ranks])
+            stack.callback(lambda: [rank._end.native.drop() for rank in made.ranks])
             return made
 
         yield make

@@ -97,7 +97,7 @@ class World:
                 # The others wait for this rank.
                 self.ends.abort()
                 for ranks in list(self.made.values()):
-                    ranks[rank]._native._drop()
+                    ranks[rank]._end.native.drop()
                 raise
 
         return on_streams(self.device, guarded, self.ranks)
@@ -106,7 +106,7 @@ class World:
         """Drops what is left."""
         for ranks in self.made.values():
             for rank in ranks:
-                rank._native._drop()
+                rank._end.native.drop()
         if self.gpu is not None:
             # Buffers are garbage with cycles, and keep their group. To free it waits for kernels: so now, and
             # not in a thread that a kernel of a later world waits for.

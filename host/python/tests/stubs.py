@@ -61,7 +61,7 @@ def methods(body: list[ast.stmt]) -> dict[str, list[Parameter]]:
 
 def public() -> dict[str, list[Parameter]]:
     """Returns the parameters of every public function, by its name: "Plan.first_expert", "decode"."""
-    native = classes(FOLDER / "_ferry.pyi")
+    native = classes(FOLDER / "core/_ferry.pyi")
     found: dict[str, list[Parameter]] = {}
     for name in ferry.__all__:
         value = getattr(ferry, name)
@@ -73,7 +73,7 @@ def public() -> dict[str, list[Parameter]]:
         for base in reversed(value.__mro__):
             if not base.__module__.startswith("ferry_ep"):
                 continue
-            if base.__module__ in ("ferry_ep", "ferry_ep._ferry"):
+            if base.__module__ in ("ferry_ep", "ferry_ep.core._ferry"):
                 node = native[base.__name__]
             else:
                 node = classes(Path(inspect.getsourcefile(base)))[base.__name__]

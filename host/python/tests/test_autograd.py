@@ -111,7 +111,7 @@ def test_gradients_are_those_of_plain_torch(bench, ranks, receive, id_type):
         layer.check()
         # Forward and backward are a round each.
         assert all(rank.round == "idle" and rank.check() is None for rank in of.ranks)
-    assert of.ranks[0]._native._counts() == (4, 4)
+    assert of.ranks[0]._end.native.counts() == (4, 4)
 
 
 def test_two_layers_and_a_leaf_in_both(bench):
@@ -159,7 +159,7 @@ def test_parts_that_need_no_gradient(bench, needs):
             (sums.float() * layer.factors[rank]).sum().backward()
 
     on_streams(of.device, run, 2)
-    assert of.ranks[0]._native._counts() == (2, 2) and of.ranks[0].round == "idle"
+    assert of.ranks[0]._end.native.counts() == (2, 2) and of.ranks[0].round == "idle"
     gradients = layer.take()
     if needs.startswith("rows"):
         for rank in range(2):
@@ -211,7 +211,7 @@ def test_an_open_round_needs_a_second_communicator(bench):
             with pytest.raises(ferry.OrderError, match=r"one is open \(dispatched\)"):
                 received.tokens.float().sum().backward()
         exchange.combine(received.tokens, received)
-    assert other.ranks[0]._native._counts() == (1, 1)
+    assert other.ranks[0]._end.native.counts() == (1, 1)
 
 
 def test_a_round_that_a_backward_pass_left_open_is_no_others(bench):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import ferry_ep as ferry
 import pytest
-from ferry_ep.outputs import TENSORS
+from ferry_ep.core.outputs import TENSORS
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("ferry_ep.deep_ep")
@@ -115,11 +115,11 @@ class Communicator:
     """Notes the launch of each call, and asserts that it comes after the last one."""
 
     device, closed, rank, max_sms = "cuda:0", False, 0, None
-    _copies, _peers = True, (None, None)
 
     def __init__(self, gpu):
         self.gpu, self.round, self.is_done = gpu, "idle", True
-        self._native = SimpleNamespace(_capture=lambda handle: gpu.streams[handle].capture or None)
+        native = SimpleNamespace(device="cuda:0", capture=lambda handle: gpu.streams[handle].capture or None)
+        self._end = SimpleNamespace(native=native, copies=True, peers=(None, None))
         #: Stream and number of the last launch, captured or not.
         self.last = {False: (0, 0), True: (0, 0)}
         #: Whether launches have a first round's deadline: the next one, and each that was made.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import ferry_ep as ferry
 import pytest
-from ferry_ep.tensors import stream_of
+from ferry_ep.core.tensors import stream_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 events = pytest.importorskip("ferry_ep.deep_ep.events")

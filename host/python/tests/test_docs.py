@@ -22,7 +22,7 @@ READMES = [Path(__file__).parents[levels] / "README.md" for levels in (3, 1)]
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "python.md"
 
 
-@pytest.mark.parametrize("module", ["ferry_ep", "ferry_ep.bits", "ferry_ep.config"])
+@pytest.mark.parametrize("module", ["ferry_ep", "ferry_ep.core.bits", "ferry_ep.core.config"])
 def test_docstrings(module):
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted > 0 and results.failed == 0
@@ -97,7 +97,7 @@ def test_help_shows_fields():
 
 
 def test_docstrings_of_the_native_module_are_those_of_its_stub():
-    stub = ast.parse((Path(ferry.__file__).parent / "_ferry.pyi").read_text())
+    stub = ast.parse((Path(ferry.__file__).parent / "core/_ferry.pyi").read_text())
     compared = 0
     for found in stub.body:
         public = getattr(ferry, found.name, None) if isinstance(found, ast.ClassDef) else None

@@ -117,7 +117,7 @@ class Rig:
 
     def drop(self) -> None:
         for rank in [*self.of.ranks, *self.other.ranks]:
-            rank._native._drop()
+            rank._end.native.drop()
 
 
 def of_one(rig: Rig) -> dict:
@@ -198,23 +198,23 @@ def of_one(rig: Rig) -> dict:
         "PreparedCombine.__call__": (rank.prepare_combine(outputs.tokens, out=sums), {}),
         "Tensor.__new__": (ferry.Tensor, {"address": 1, "data_type": "f32", "shape": (1,)}),
         "ViewArray.numpy": (device.numpy, {}),
-        "View.__init__": (ferry.View, {"communicator": rank}),
+        "View.__init__": (ferry.View, {"blocks": rank._end.blocks}),
         "ViewArray.__init__": (
             ferry.ViewArray,
             {"view": None, "address": 1, "data_type": "f32", "shape": [1], "strides": [1]},
         ),
         "DeviceArray.__init__": (
             ferry.DeviceArray,
-            {"communicator": rank, "data_type": "f32", "shape": (1,)},
+            {"blocks": rank._end.blocks, "data_type": "f32", "shape": (1,)},
         ),
         "Fault.__new__": (ferry.Fault, {"words": [0] * 13, "gpu_ranks": None}),
         "PreparedDispatch.__new__": (
             ferry.PreparedDispatch,
-            {"communicator": rank._native, "input": None, "output": None},
+            {"communicator": rank._end.native, "input": None, "output": None},
         ),
         "PreparedCombine.__new__": (
             ferry.PreparedCombine,
-            {"communicator": rank._native, "input": None, "output": None},
+            {"communicator": rank._end.native, "input": None, "output": None},
         ),
         "decode": (ferry.decode, {"plan": rig.of.plan, "output": host}),
         "from_bf16": (ferry.from_bf16, {"bits": rig.array("bits")}),

@@ -301,7 +301,7 @@ if ranks[0].round != "idle":
         ranks[0].close()
     except ferry.OrderError:
         print("open")
-    ranks[0]._native._drop()
+    ranks[0]._end.native.drop()
 """
     done = run(code, 5)
     assert done.stdout.startswith("interrupted True"), done

@@ -67,7 +67,7 @@ def meet(request):
     yield make
     for meeting in made:
         for rank in meeting.ranks or []:
-            rank._native._drop()
+            rank._end.native.drop()
 
 
 def problem(seed, rank, tokens, id_type, device="cpu"):

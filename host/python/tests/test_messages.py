@@ -36,7 +36,7 @@ def test_a_warning_is_a_record(caplog):
     rank = ferry.Communicator(group, ferry.Plan(group, config))
     rank.dispatch_async(*ones())
     with caplog.at_level(logging.WARNING, "ferry_ep"):
-        rank._native._drop()
+        rank._end.native.drop()
         until = time.monotonic() + 10
         while not caplog.records and time.monotonic() < until:
             time.sleep(0.01)

@@ -12,12 +12,13 @@ import ferry_ep as ferry
 import numpy as np
 import pytest
 from conftest import in_threads
+from ferry_ep.core import memory
 from oracle import bf16, bits
 
 
 def device_bytes(rank) -> int:
     """Number of pieces of device memory that the package has."""
-    return len(rank._blocks._addresses)
+    return len(rank._end.blocks._addresses)
 
 
 def patiently(call, *arguments):
@@ -202,11 +203,11 @@ def test_an_array_that_another_stream_uses_is_not_used_again(bench):
     (rank,) = of.ranks
     places = []
     for stream, is_simulated in ((3, False), (3, False), (4, False), (3, False), (4, True), (3, False)):
-        array = ferry.DeviceArray._lent(rank, "f32", (8,), 3)
+        array = memory.lend(rank._end.blocks, "f32", (8,), 3)
         places.append(array._address)
-        rank._copies = is_simulated
-        array._used_on(stream)
-        rank._copies = True
+        rank._end.blocks.copies = is_simulated
+        memory.note_use(array, stream)
+        rank._end.blocks.copies = True
         del array
     # Each one takes the place of the one before, unless that was used on another stream.
     assert [one == other for one, other in itertools.pairwise(places)] == [True, True, False, True, True]

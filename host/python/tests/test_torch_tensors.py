@@ -17,9 +17,9 @@ def test_objects_that_only_say_that_they_are_tensors_are_refused(bench):
     class Claims:
         __class__ = torch.Tensor
 
-    native = bench(2).ranks[0]._native
+    native = bench(2).ranks[0]._end.native
     with pytest.raises(ferry.TensorError, match="tensor x: wanted a tensor of bf16, given Claims"):
-        native._dispatch_tensors(reader, (Claims(), Claims(), None, None), [], None, False)
+        native.dispatch_tensors(reader, (Claims(), Claims(), None, None), [], None, False)
 
 
 def odd_tensors(device):

@@ -9,7 +9,7 @@ import ferry_ep as ferry
 import numpy as np
 import pytest
 from ferry_ep import _ferry
-from ferry_ep.tensors import describe
+from ferry_ep.core.tensors import describe
 from test_tensors import Wrapped
 
 
@@ -121,21 +121,24 @@ def test_capsules_of_dlpack_keep_their_owner():
 
 
 class OnGpu:
-    """What a view asks of a communicator, with a window on a GPU."""
+    """What a view asks of a rank's memory, with a window on a GPU."""
 
     device = "cuda:1"
-    counts = (1, 0)
+    numbers = (1, 0)
     closed = False
     rank = 0
 
-    def _view(self):
+    def view(self):
         return (4096, "e2m1", [6, 64], [512, 1]), (4128, "e4m3", [6, 4], [256, 1]), (4132, "bf16", [6], [128])
 
-    def _counts(self):
-        return self.counts
+    def counts(self):
+        return self.numbers
 
     @property
-    def _native(self):
+    def native(self):
+        return self
+
+    def owner(self):
         return self
 
 
@@ -156,7 +159,7 @@ def test_a_view_on_a_gpu_has_an_array_interface():
     assert of_scales[:5] == (4132, "bf16", (6,), (128,), "cuda:1")
     with pytest.raises(BufferError, match="without a copy"):
         view.tokens.__dlpack__(copy=True)
-    rank.counts = (1, 1)
+    rank.numbers = (1, 1)
     for use in (lambda: view.tokens.__cuda_array_interface__, view.tokens.__dlpack__):
         with pytest.raises(ferry.OrderError, match="the view has ended"):
             use()

@@ -18,7 +18,9 @@ A :class:`Group` is the set of ranks, a :class:`Plan` a checked :class:`Config`,
 [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
 """
 
-from ._ferry import (
+from .core import _ferry as _ferry
+from .core import errors as errors
+from .core._ferry import (
     Bootstrap,
     Fault,
     Group,
@@ -30,11 +32,11 @@ from ._ferry import (
     has_cuda,
     has_nvshmem,
 )
-from .bits import decode, from_bf16, to_bf16
-from .bootstraps import torch_bootstrap
-from .communicator import Communicator
-from .config import Config
-from .errors import (
+from .core.bits import decode, from_bf16, to_bf16
+from .core.bootstraps import torch_bootstrap
+from .core.communicator import Communicator
+from .core.config import Config, TensorLayout
+from .core.errors import (
     ArgumentError,
     BootstrapError,
     BusyError,
@@ -58,9 +60,9 @@ from .errors import (
     TensorError,
     ThreadError,
 )
-from .memory import DeviceArray, View, ViewArray
-from .outputs import DispatchOutput, ReceivedCounts, SiluOutput, TensorLayout
-from .ranks import Communicators
+from .core.memory import DeviceArray, View, ViewArray
+from .core.outputs import DispatchOutput, ReceivedCounts, SiluOutput
+from .core.ranks import Communicators
 
 __all__ = [
     "ArgumentError",

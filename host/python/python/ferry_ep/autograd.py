@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .communicator import Communicator
-from .errors import ArgumentError, OrderError, refuse
-from .outputs import DispatchOutput
-from .scalars import shown
+from .core.communicator import Communicator
+from .core.errors import ArgumentError, OrderError, refuse
+from .core.handles import Handle
+from .core.outputs import DispatchOutput
+from .core.scalars import shown
 
 __all__ = ["ReceivedRows", "RowExchange"]
 
@@ -40,7 +41,7 @@ class ReceivedRows(DispatchOutput):
     """Stands for the round in its backward pass."""
 
 
-class RowExchange:
+class RowExchange(Handle):
     """Dispatch and combine of one communicator with a backward pass, of BF16 rows that stay as they came.
 
     The plan's ``receive`` is ``"strided"`` or ``"compact"``: rows of a view are gone by then, and by expert a
@@ -54,6 +55,8 @@ class RowExchange:
     again in an open round. Gradients travel as BF16, those of weights as float32. There is no second
     derivative.
     """
+
+    _unpicklable = "an exchange belongs to its process, and cannot be pickled"
 
     def __init__(
         self,
@@ -89,17 +92,6 @@ class RowExchange:
         self.capacity = capacity
         #: The forward round whose backward pass has opened a round that is still open.
         self._open_for: object | None = None
-
-    def __copy__(self) -> RowExchange:
-        """Returns this very exchange: copies of a layer use the same communicators."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> RowExchange:
-        """Returns this very exchange: copies of a layer use the same communicators."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an exchange belongs to its process, and cannot be pickled")
 
     def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor | None = None) -> ReceivedRows:
         """Makes :meth:`ferry_ep.Communicator.dispatch`. Collective.

@@ -12,7 +12,7 @@ import statistics
 import time
 
 from . import Communicators, Config, Group, Plan, to_bf16
-from .commands import sentences
+from .core.commands import sentences
 
 PROGRAM = "python -m ferry_ep.bench"
 

@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         plan = Plan(Group.simulated(given.ranks), config)
     except FerryError as error:
         raise SystemExit(f"the plan: {error}") from None
-    outputs = sum(layout[3] for layout in plan._output_layout(*plan._capacity("distinct")))
+    outputs = sum(layout[3] for layout in plan.output_layout("distinct"))
     print(
         f"memory of a rank, {given.ranks} ranks, {config}:\n  window {plan.window_bytes:,} bytes, workspace "
         f'{plan.workspace_bytes:,} bytes, outputs of a dispatch (capacity "distinct") {outputs:,} bytes'

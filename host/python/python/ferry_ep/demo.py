@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from . import Communicators, Config, Group, Plan, from_bf16, to_bf16
-from .commands import sentences
+from .core.commands import sentences
 
 PROGRAM = "python -m ferry_ep.demo"
 

@@ -20,12 +20,12 @@ from flashinfer.moe_ep.core.comm.communication import (
 )
 from torch import Tensor
 
-from ._ferry import Group, Plan
-from .bootstraps import torch_bootstrap
-from .communicator import Communicator
-from .config import Config
-from .errors import ArgumentError, ClosedError
-from .outputs import DispatchOutput
+from .core._ferry import Group, Plan
+from .core.bootstraps import torch_bootstrap
+from .core.communicator import Communicator
+from .core.config import Config
+from .core.errors import ArgumentError, ClosedError
+from .core.outputs import DispatchOutput
 from .torch import Exchange
 
 __all__ = ["FerryCommConfig", "FerryCommunication"]

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .communicator import Communicator
-from .config import Config
-from .errors import ArgumentError, ClosedError
-from .outputs import DispatchOutput
-from .scalars import shown, whole
-from .tensors import _TORCH, reader_of_torch, refuse
+from .core._ferry import capacity_of
+from .core.communicator import Communicator
+from .core.config import Config
+from .core.errors import ArgumentError, ClosedError
+from .core.handles import Handle
+from .core.outputs import DispatchOutput
+from .core.rank import end_of
+from .core.scalars import shown, whole
+from .core.tensors import TORCH, reader_of_torch, refuse
 
 __all__ = ["Exchange", "Experts", "MoE", "register"]
 
 #: Communicators by their handles, the numbers that operators take.
 _communicators: dict[int, weakref.ref[Communicator]] = {}
-_handles = itertools.count(1)
+_handles: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
 _reader = reader_of_torch()
 
 
@@ -34,10 +37,9 @@ def register(communicator: Communicator) -> int:
 
     The handle does not keep the communicator alive; an :class:`Exchange` does.
     """
-    handle = communicator._torch_handle
+    handle = _handles.get(communicator)
     if handle is None:
-        handle = next(_handles)
-        communicator._torch_handle = handle
+        handle = _handles[communicator] = next(_numbers)
         _communicators[handle] = weakref.ref(communicator, lambda _: _communicators.pop(handle))
     return handle
 
@@ -71,13 +73,12 @@ def _dispatch(
     outputs: list[Tensor],
 ) -> None:
     communicator = _communicator(handle)
-    if _reader is not None and not communicator._copies:
-        native = communicator._native
-        is_captured = native._dispatch_tensors(
-            _reader, (x, topk_ids, topk_weights, None), outputs, None, False
-        )
+    end = end_of(communicator)
+    if _reader is not None and not end.copies:
+        inputs = (x, topk_ids, topk_weights, None)
+        is_captured = end.native.dispatch_tensors(_reader, inputs, outputs, None, False)
     else:
-        names = communicator._output_names()
+        names = end.output_names()
         if len(names) != len(outputs):
             raise ArgumentError(f"{len(outputs)} outputs were given, and there are {len(names)}")
         named = dict(zip(names, outputs, strict=True))
@@ -93,10 +94,10 @@ def _combine(
     handle: int, state: Tensor, expert_rows: Tensor, topk_weights: Tensor | None, combined: Tensor
 ) -> None:
     communicator = _communicator(handle)
-    if _reader is not None and not communicator._copies:
-        native = communicator._native
+    end = end_of(communicator)
+    if _reader is not None and not end.copies:
         answers = (expert_rows, topk_weights, None, None, None)
-        is_captured = native._combine_tensors(_reader, answers, (combined, None), False)
+        is_captured = end.native.combine_tensors(_reader, answers, (combined, None), False)
     else:
         communicator.combine(expert_rows, topk_weights=topk_weights, out=combined)
         is_captured = expert_rows.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -153,7 +154,7 @@ _dispatch_operator = torch.ops.ferry.dispatch.default
 _combine_operator = torch.ops.ferry.combine.default
 
 
-class Exchange:
+class Exchange(Handle):
     """Dispatch and combine of one communicator with torch's tensors, in eager mode, in graphs, and compiled.
 
     Outputs have static shapes: those of ``capacity`` (:meth:`ferry_ep.Communicator.outputs`). Calls are made
@@ -165,6 +166,8 @@ class Exchange:
 
     There is no backward pass: tensors that require a gradient are refused while gradients are recorded.
     """
+
+    _unpicklable = "an exchange belongs to its process, and cannot be pickled"
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ class Exchange:
         if not isinstance(communicator, Communicator):
             raise ArgumentError(f"communicator is {shown(communicator)}, but it is a ferry_ep.Communicator")
         place = communicator.device if device is None else device
-        self.device = torch.device("cpu" if communicator._copies else place)
+        self.device = torch.device("cpu" if end_of(communicator).copies else place)
         self.communicator = communicator
         self.handle = register(communicator)
         config = communicator.plan.config
@@ -187,27 +190,16 @@ class Exchange:
             raise ArgumentError("combine_weights is true, but the operators return no weights")
         self.hidden, self.top_k = config.hidden, config.top_k
         self.is_exact = config.combine == "exact"
-        rows, self._blocks = communicator.plan._capacity(capacity)
+        self._rows, self._blocks = capacity_of(communicator.plan, capacity)
         #: Name, type and shape of each output; received ids have the type of those that are sent.
         self._layout: list[tuple[str, torch.dtype, list[int]]] = []
-        for name, data_type, shape, _, _ in communicator.plan._output_layout(rows, self._blocks):
+        for name, data_type, shape, _, _ in communicator.plan.output_layout(capacity):
             if data_type == "e2m1":
                 shape = [*shape[:-1], shape[-1] // 2]
-            self._layout.append((name, getattr(torch, _TORCH[data_type]), shape))
-        self._rows = rows
+            self._layout.append((name, getattr(torch, TORCH[data_type]), shape))
         #: Written by both operators, so that they stay in order, and are not dropped as without effect.
         self._state = torch.empty(0, device=self.device)
-
-    def __copy__(self) -> Exchange:
-        """Returns this very exchange: copies of a layer use the same communicator."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Exchange:
-        """Returns this very exchange: copies of a layer use the same communicator."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an exchange belongs to its process, and cannot be pickled")
+        self.device = self._state.device
 
     def dispatch(
         self,
@@ -319,7 +311,7 @@ class Experts(nn.Module):
         for name, weight, shape in zip(
             ("gates_and_ups", "downs"), (gates_and_ups, downs), shapes, strict=True
         ):
-            wanted = f"{torch.bfloat16} {[plan.local_experts, *shape]} on {exchange._state.device}"
+            wanted = f"{torch.bfloat16} {[plan.local_experts, *shape]} on {exchange.device}"
             given = f"{weight.dtype} {list(weight.shape)} on {weight.device}"
             if given != wanted:
                 raise refuse(name, wanted, given)

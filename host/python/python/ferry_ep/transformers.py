@@ -13,11 +13,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ._ferry import Group, Plan
-from .communicator import Communicator
-from .config import Config
-from .errors import ArgumentError
-from .tensors import refuse
+from .core._ferry import Group, Plan
+from .core.communicator import Communicator
+from .core.config import Config
+from .core.errors import ArgumentError
+from .core.tensors import refuse
 from .torch import Exchange, Experts, require_layer
 
 __all__ = ["config_of", "expert_parallel"]
@@ -107,7 +107,7 @@ def expert_parallel(
         if given != needed:
             raise ArgumentError(f"{field} of the communicator is {given}, but the model's is {needed}")
     exchange = Exchange(communicator, capacity="distinct")
-    blocks, device = _blocks(model), exchange._state.device
+    blocks, device = _blocks(model), exchange.device
     for name, block in blocks.items():
         for weight, parameter in block.experts.named_parameters():
             if parameter.device != device:

@@ -5,7 +5,7 @@ arguments and results are DeepEP's, the rounds are Ferry's. Written for DeepEP's
 version 2.1.0, where it is called legacy. Ranks are the GPUs of one node.
 """
 
-from .. import __version__ as _ferry_version
+from ..core._ferry import __version__ as _ferry_version
 from .buffer import Buffer
 from .events import EventHandle, EventOverlap
 from .faults import InputFaultError

@@ -6,31 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._ferry import Places
-from ..tensors import reader_of_torch
+from ..core.end import End
+from ..core.tensors import reader_of_torch
 
-if TYPE_CHECKING:
-    from ..rank import Rank
-
-__all__ = ["Allocate", "CombineInputs", "DispatchInputs", "Memory"]
-__all__ += ["combine", "dispatch", "dispatch_wait", "is_direct"]
-
-#: Inputs of a dispatch: ``x``, ``topk_ids``, ``topk_weights``, and the scales of ``x``.
-DispatchInputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-#: Inputs of a combine.
-CombineInputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+__all__ = ["Allocate", "Direct", "Memory"]
 
 #: Allocates a tensor, not cleared, of these sizes, strides and type.
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
-
-#: Reads tensors natively.
-_reader = reader_of_torch()
 
 
 @cache
@@ -54,13 +42,13 @@ def _quick(index: int) -> Allocate | None:
 class Memory:
     """Allocates tensors on the device of a communicator."""
 
-    def __init__(self, rank: Rank) -> None:
-        device = rank.device
+    def __init__(self, end: End) -> None:
+        device = end.native.device
         self.device = torch.device(device if device.startswith("cuda:") else "cpu")
         self._index = self.device.index
         # It keeps the interpreter's lock, also where it waits for the GPU to free memory, and so for a kernel
         # that waits for another rank, whose thread needs that lock.
-        has_lock = self._index is not None and len(rank._peers) == 1
+        has_lock = self._index is not None and len(end.peers) == 1
         self._quick = _quick(self._index) if has_lock else None
 
     def now(self) -> Allocate:
@@ -78,35 +66,22 @@ class Memory:
         return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
 
 
-def is_direct(rank: Rank) -> bool:
-    """Returns whether these calls can be used: on a GPU, in a torch with DLPack's exchange API."""
-    return rank.device.startswith("cuda:") and not rank._copies and _reader is not None
-
-
-def dispatch(
-    rank: Rank, inputs: DispatchInputs, made: list[Tensor], places: Places, *, is_half: bool = False
-) -> bool:
-    """Makes :meth:`ferry_ep.Communicator.dispatch`, or its first half, in torch's current stream. Inputs need
-    no description (:func:`.checks.signature`). ``made``: the outputs at ``places``, of which a first half
-    takes the kept ids alone. Returns whether the stream is captured.
+class Direct:
+    """Calls of a communicator in torch's current stream, whose tensors need no description
+    (:func:`.checks.signature`). ``dispatch`` and ``combine`` return whether the stream is captured.
     """
-    assert _reader is not None
-    return rank._native._dispatch_tensors(_reader, inputs, made, places, is_half)
 
-
-def dispatch_wait(rank: Rank, made: list[Tensor], places: Places) -> None:
-    """Makes :meth:`ferry_ep.Communicator.dispatch_wait`."""
-    assert _reader is not None
-    rank._native._dispatch_wait_tensors(_reader, made, places)
-
-
-def combine(
-    rank: Rank, answers: CombineInputs, sums: tuple[Tensor, Tensor | None], *, is_half: bool = False
-) -> bool:
-    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, in torch's current stream. ``answers``:
-    ``expert_rows``, ``topk_weights``, ``received_weights``, and two of ``initial``, which need no
-    description; blocks of rows may have a dimension of their own. ``sums``: ``out`` and ``weights``.
-    Returns whether the stream is captured.
-    """
-    assert _reader is not None
-    return rank._native._combine_tensors(_reader, answers, sums, is_half)
+    def __init__(self, end: End) -> None:
+        reader, native = reader_of_torch(), end.native
+        #: Whether there are these calls: on a GPU, in a torch with DLPack's exchange API.
+        self.is_there = native.device.startswith("cuda:") and not end.copies and reader is not None
+        if self.is_there:
+            assert reader is not None
+            #: Takes ``x``, ``topk_ids``, ``topk_weights`` and the scales of ``x``; the outputs, and their
+            #: places, of which a first half takes the kept ids alone; and whether it is one.
+            self.dispatch = partial(native.dispatch_tensors, reader)
+            #: Takes the outputs and their places.
+            self.dispatch_wait = partial(native.dispatch_wait_tensors, reader)
+            #: Takes ``expert_rows``, ``topk_weights``, ``received_weights`` and two of ``initial``, blocks of
+            #: rows as they are; ``out`` and ``weights``; and whether it is a first half.
+            self.combine = partial(native.combine_tensors, reader)

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from .. import config as plans
-from .._ferry import Fault, Group, Plan
-from ..bootstraps import torch_bootstrap
-from ..communicator import Communicator
-from ..errors import ArgumentError, DeviceError
-from ..scalars import whole
-from ..tensors import refuse
+from ..core import config as plans
+from ..core._ferry import Fault, Group, Plan
+from ..core.bootstraps import torch_bootstrap
+from ..core.communicator import Communicator
+from ..core.errors import ArgumentError, DeviceError
+from ..core.scalars import whole
+from ..core.tensors import refuse
 from .absent import refuse_absent, require_present
 from .checks import (
     require_bias,

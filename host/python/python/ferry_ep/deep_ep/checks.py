@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
-from ..scalars import shown, whole
-from ..storages import require_storage
-from ..tensors import reader_of_torch, refuse, require_plain
+from ..core.errors import ArgumentError
+from ..core.scalars import shown, whole
+from ..core.storages import require_storage
+from ..core.tensors import reader_of_torch, refuse, require_plain
 from .settings import say_once
 from .tuning import MOST_SMS, Config, topk_idx_t
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
-from ..scalars import shown
-from ..tensors import stream_of
+from ..core.errors import ArgumentError
+from ..core.scalars import shown
+from ..core.tensors import stream_of
 
 if TYPE_CHECKING:
     from types import TracebackType

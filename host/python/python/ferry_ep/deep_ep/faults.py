@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..errors import FerryError
+from ..core.errors import FerryError
 
 if TYPE_CHECKING:
-    from .._ferry import Fault
-    from ..communicator import Communicator
+    from ..core._ferry import Fault
+    from ..core.communicator import Communicator
 
 __all__ = ["Faults", "InputFaultError"]
 

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ..communicator import Communicator
-from ..errors import FerryError
+from ..core.communicator import Communicator
+from ..core.errors import FerryError
+from ..core.rank import end_of
 
 __all__ = ["Graphs", "Held", "free_after", "note_freed"]
 
@@ -103,7 +104,7 @@ def _free(communicator: Communicator) -> None:
     with suppress(FerryError):
         if not communicator.closed:
             communicator.assume_no_graphs()
-            communicator._native._drop()
+            end_of(communicator).native.drop()
     _left.discard(communicator)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._ferry import Places, Plan
-from ..communicator import Communicator
-from ..errors import FaultError, OrderError, PeerGaveUp, PoisonedError
-from ..outputs import TENSORS, DispatchOutput
-from . import anew
-from .anew import Memory
+from ..core._ferry import Places, Plan
+from ..core.communicator import Communicator
+from ..core.errors import FaultError, OrderError, PeerGaveUp, PoisonedError
+from ..core.outputs import TENSORS, DispatchOutput
+from ..core.rank import end_of
+from .anew import Direct, Memory
 from .checks import signature
 from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
 from .faults import Faults
@@ -180,10 +180,11 @@ class _Round:
         self.halves = self._last = Halves(None, 0, False)
         #: Stream of the last call that was captured.
         self._captured = self._last
-        self._capture = communicator._native._capture
-        #: Whether calls with plain tensors need no description.
-        self.is_direct = anew.is_direct(communicator)
-        self.memory = Memory(communicator)
+        self._end = end_of(communicator)
+        self._capture = self._end.native.capture
+        #: Calls with plain tensors.
+        self.direct = Direct(self._end)
+        self.memory = Memory(self._end)
         self.graphs = Graphs(communicator)
         self._outputs: _Outputs | None = None
 
@@ -225,13 +226,13 @@ class _Round:
             like = torch.empty(0, dtype=torch.bfloat16, device=self.memory.device)
             communicator.dispatch_wait(out=communicator.outputs(like, id_type="i64"))
         elif communicator.round == "combine sent":
-            opened = communicator._open
-            communicator._open = None if opened is None else opened._replace(written=[])
+            opened = self._end.opened
+            self._end.opened = None if opened is None else opened._replace(written=[])
             communicator.combine_wait()
 
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
         """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
-        if self._outputs is None and self.is_direct:
+        if self._outputs is None and self.direct.is_there:
             self._outputs = _Outputs(self.communicator.plan, shape, self.memory)
         return self._outputs
 
@@ -332,12 +333,12 @@ class LatencyLane(Rounds[_Round]):
         if outputs is not None:
             made, places = outputs.allocate(), outputs.places
             tokens, scales = x if isinstance(x, tuple) else (x, None)
-            anew.dispatch(communicator, (tokens, ids, None, scales), made, places, is_half=is_half)
+            opened.direct.dispatch((tokens, ids, None, scales), made, places, is_half)
             sent = made[1] if outputs.has_scales else None
             blocks = Blocks(made[0], sent, made[-2], Sources(made[-1], None))
             if not is_half:
                 return blocks, None
-            return blocks, _Half(partial(anew.dispatch_wait, communicator, made, places), made)
+            return blocks, _Half(partial(opened.direct.dispatch_wait, made, places), made)
         out = communicator.outputs(ids, id_type="i64")
         blocks = Blocks.of(out, self.block_shape)
         if not is_half:
@@ -375,9 +376,9 @@ class LatencyLane(Rounds[_Round]):
             shape = (handle.topk[0], rows.shape[2])
             if out is None:
                 out = opened.memory.now()(shape, (shape[1], 1), torch.bfloat16)
-            if is_plain and opened.is_direct:
+            if is_plain and opened.direct.is_there:
                 answers = (rows, weights, None, None, None)
-                anew.combine(communicator, answers, (out, None), is_half=is_split)
+                opened.direct.combine(answers, (out, None), is_split)
             else:
                 call = communicator.combine_async if is_split else communicator.combine
                 call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=out)

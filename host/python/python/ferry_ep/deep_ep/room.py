@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..errors import ArgumentError
+from ..core.errors import ArgumentError
 
 __all__ = ["Room"]
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._ferry import Places
-from ..communicator import Communicator
-from ..errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
-from ..outputs import DispatchOutput, ReceivedCounts
-from . import anew
-from .anew import Memory
+from ..core._ferry import Places
+from ..core.communicator import Communicator
+from ..core.errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
+from ..core.outputs import DispatchOutput, ReceivedCounts
+from ..core.rank import end_of
+from .anew import Direct, Memory
 from .events import InPlace, Ordered
 from .faults import Faults
 from .graphs import Graphs, Held
@@ -81,8 +81,9 @@ class Round:
         self.handle: Routing | None = None
         self.sent = 0
         self.graphs = Graphs(communicator)
-        #: Whether calls with plain tensors need no description.
-        self.is_direct = anew.is_direct(communicator)
+        end = end_of(communicator)
+        #: Calls with plain tensors.
+        self.direct = Direct(end)
         config = communicator.plan.config
         self._hidden, self._top_k, self._experts = config.hidden, config.top_k, config.experts
         #: Scales of a row, and the type of its elements.
@@ -94,7 +95,7 @@ class Round:
         if communicator.device.startswith("cuda:"):
             properties = torch.cuda.get_device_properties(communicator.device)
             self.most_sms = self.most_sms or properties.multi_processor_count
-        self._memory = Memory(communicator)
+        self._memory = Memory(end)
 
     def limit(self, num_sms: int) -> None:
         """Sets the multiprocessors of the next calls, 0 for all."""
@@ -140,7 +141,7 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
-            if anew.dispatch(communicator, (x.tokens, ids, weights, x.scales), made, places):
+            if self.direct.dispatch((x.tokens, ids, weights, x.scales), made, places, False):
                 self.graphs.note()
             return self._arrived(made), (made[-1],), places.kept_ids
         kept = without_fillers(ids, self._experts)
@@ -156,7 +157,7 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_AGAIN, rows, 0, ids)
-            if anew.dispatch(communicator, (x.tokens, ids, None, x.scales), made, places):
+            if self.direct.dispatch((x.tokens, ids, None, x.scales), made, places, False):
                 self.graphs.note()
             return made[0], made[1] if self._groups else None
         out = self._described(x, ids, rows)
@@ -175,9 +176,9 @@ class Round:
         if is_direct:
             (kept,), places = self._outputs(_HALF, 0, ids.shape[0], ids)
             inputs = (x.tokens, ids, weights, x.scales)
-            anew.dispatch(communicator, inputs, [kept], places, is_half=True)
+            self.direct.dispatch(inputs, [kept], places, True)
             counts, outputs = self._counted(x, ids, lambda rows: self._outputs(_WHOLE, rows, 0, ids))
-            anew.dispatch_wait(communicator, *outputs)
+            self.direct.dispatch_wait(*outputs)
             made = outputs[0]
             return self._arrived(made), (made[-1], kept), counts
         kept = without_fillers(ids, self._experts)
@@ -219,9 +220,9 @@ class Round:
         returned = new((tokens, self._top_k), (self._top_k, 1), torch.float32)
         weights = routing.weights if weights is None else weights
         communicator = self.communicator
-        if is_plain and self.is_direct:
+        if is_plain and self.direct.is_there:
             first, second = (*initial, None, None)[:2] if initial else (None, None)
-            if anew.combine(communicator, (rows, None, weights, first, second), (sums, returned)):
+            if self.direct.combine((rows, None, weights, first, second), (sums, returned), False):
                 self.graphs.note()
         else:
             options: dict[str, Any] = {"received_weights": weights, "out": sums, "weights": returned}
@@ -381,7 +382,7 @@ class Lane(Rounds[Round]):
                 "or a handle"
             )
         opened = self._begin(ids, None)
-        is_direct, counts, kept_at = is_plain and opened.is_direct, None, 0
+        is_direct, counts, kept_at = is_plain and opened.direct.is_there, None, 0
         try:
             opened.limit(num_sms)
             if rows is None:
@@ -417,7 +418,7 @@ class Lane(Rounds[Round]):
         opened = self._begin(routing.ids, routing)
         try:
             opened.limit(num_sms)
-            arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.is_direct)
+            arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.direct.is_there)
             opened.handle = routing
             self._open.append(opened)
             self._note_sent(opened)

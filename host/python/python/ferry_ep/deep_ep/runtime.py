@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .. import config as plans
-from .._ferry import Fault, Group, Plan
-from ..communicator import Communicator
-from ..errors import ArgumentError, FaultError, FerryError, InUseError, PeerGaveUp, PoisonedError
+from ..core import config as plans
+from ..core._ferry import Fault, Group, Plan
+from ..core.communicator import Communicator
+from ..core.errors import ArgumentError, FaultError, FerryError, InUseError, PeerGaveUp, PoisonedError
+from ..core.rank import end_of
 from .checks import signature
 from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, Streams
 from .faults import Faults
@@ -444,7 +445,7 @@ class Runtime:
 
 def _is_local(held: Held) -> bool:
     """Returns whether all ranks of a communicator are in this process."""
-    return len(held.communicator._peers) == held.communicator.plan.ranks
+    return len(end_of(held.communicator).peers) == held.communicator.plan.ranks
 
 
 def layout_of(topk_idx: Tensor, experts: int, ranks: int) -> tuple[Tensor, Tensor, Tensor]:

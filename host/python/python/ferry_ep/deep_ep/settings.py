@@ -9,7 +9,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 
-from ..errors import ArgumentError
+from ..core.errors import ArgumentError
 
 __all__ = ["Settings", "say_once"]
 

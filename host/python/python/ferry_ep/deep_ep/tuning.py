@@ -8,11 +8,11 @@ from functools import lru_cache
 
 import torch
 
-from .. import config as plans
-from .._ferry import Group, Plan
-from ..errors import ArgumentError, PlanError
-from ..fields import with_fields
-from ..scalars import whole
+from ..core import config as plans
+from ..core._ferry import Group, Plan
+from ..core.config import with_fields
+from ..core.errors import ArgumentError, PlanError
+from ..core.scalars import whole
 from .settings import Settings
 
 __all__ = [

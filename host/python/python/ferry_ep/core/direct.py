@@ -6,88 +6,86 @@ Each returns ``None`` for other arguments, and has enqueued nothing then: the ca
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._ferry import Reader
-from .calls import Answers, codes_and_scales
+from .calls import Answers, codes_and_scales, received, result
+from .end import End
 from .outputs import DispatchOutput
 from .tensors import reader_of, reader_of_torch
-
-if TYPE_CHECKING:
-    from .rank import Rank
 
 __all__ = ["combine", "dispatch", "dispatch_async", "dispatch_wait"]
 
 
 def dispatch(
-    rank: Rank, x: Any, topk_ids: Any, topk_weights: Any, out: DispatchOutput | None, capacity: int | str
+    end: End, x: Any, topk_ids: Any, topk_weights: Any, out: DispatchOutput | None, capacity: int | str
 ) -> DispatchOutput | None:
     """Makes :meth:`ferry_ep.Communicator.dispatch`, and returns the outputs."""
     tokens, scales = codes_and_scales(x)
-    reader = _sending(rank, tokens, scales, topk_ids, topk_weights)
+    reader = _sending(end, tokens, scales, topk_ids, topk_weights)
     if reader is None:
         return None
     if out is None:
-        out = rank._received(tokens, capacity, topk_ids.dtype == sys.modules["torch"].int64, 0)
-    tensors = _tensors(rank, out)
+        out = received(end, tokens, capacity, topk_ids.dtype == sys.modules["torch"].int64, 0)
+    tensors = _tensors(end, out)
     if tensors is None:
         return None
-    rank._native._dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors, None, False)
+    end.native.dispatch_tensors(reader, (tokens, topk_ids, topk_weights, scales), tensors, None, False)
     return out
 
 
-def dispatch_async(rank: Rank, x: Any, topk_ids: Any, topk_weights: Any) -> bool | None:
+def dispatch_async(end: End, x: Any, topk_ids: Any, topk_weights: Any) -> bool | None:
     """Makes :meth:`ferry_ep.Communicator.dispatch_async`."""
     tokens, scales = codes_and_scales(x)
-    reader = _sending(rank, tokens, scales, topk_ids, topk_weights)
+    reader = _sending(end, tokens, scales, topk_ids, topk_weights)
     if reader is None:
         return None
     inputs = (tokens, topk_ids, topk_weights, scales)
-    rank._native._dispatch_tensors(reader, inputs, [], None, True)
+    end.native.dispatch_tensors(reader, inputs, [], None, True)
     return True
 
 
-def dispatch_wait(rank: Rank, out: DispatchOutput) -> DispatchOutput | None:
+def dispatch_wait(end: End, out: DispatchOutput) -> DispatchOutput | None:
     """Makes :meth:`ferry_ep.Communicator.dispatch_wait`, and returns the outputs."""
-    tensors = None if rank._copies else _tensors(rank, out)
+    tensors = None if end.copies else _tensors(end, out)
     reader = None if tensors is None else reader_of_torch()
     if tensors is None or reader is None:
         return None
-    rank._native._dispatch_wait_tensors(reader, tensors, None)
+    end.native.dispatch_wait_tensors(reader, tensors, None)
     return out
 
 
-def combine(rank: Rank, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool) -> Any:
+def combine(end: End, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool) -> Any:
     """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, and returns its result."""
     rows, topk_weights, *options, initial, received = answers
-    if rank._copies or any(option is not None for option in options):
+    if end.copies or any(option is not None for option in options):
         return None
     first, second = (*initial, None, None)[:2] if isinstance(initial, (tuple, list)) else (initial, None)
     reader = reader_of((rows, topk_weights, first, second, received, out, weights))
     if reader is None or (isinstance(initial, (tuple, list)) and len(initial) > 2):
         return None
-    out, weights = rank._result(answers, out, weights, data_type, 0)
+    out, weights = result(end, answers, out, weights, data_type, 0)
     given = (rows, topk_weights, received, first, second)
-    rank._native._combine_tensors(reader, given, (out, weights), is_half)
+    end.native.combine_tensors(reader, given, (out, weights), is_half)
     return out if weights is None else (out, weights)
 
 
-def _sending(rank: Rank, tokens: Any, scales: Any, topk_ids: Any, topk_weights: Any) -> Reader | None:
+def _sending(end: End, tokens: Any, scales: Any, topk_ids: Any, topk_weights: Any) -> Reader | None:
     """Returns the reader of a dispatch's inputs."""
-    if rank._copies or tokens is None or topk_ids is None:
+    if end.copies or tokens is None or topk_ids is None:
         return None
-    if scales is not None and rank.plan.config.format != "fp8":
+    if scales is not None and end.plan.config.format != "fp8":
         return None
     return reader_of((tokens, scales, topk_ids, topk_weights))
 
 
-def _tensors(rank: Rank, out: DispatchOutput) -> list[Any] | None:
+def _tensors(end: End, out: DispatchOutput) -> list[Any] | None:
     """Returns the tensors of outputs in the order of the plan's, unless there are others, too few, or of
     other sizes than the outputs say.
     """
     if not isinstance(out, DispatchOutput):
         return None
-    take, has = rank._fields()
+    take, has = end.fields()
     tensors = take(out)
     if reader_of(tensors, has) is None:
         return None

@@ -1,12 +1,50 @@
-"""Sizes and behavior of a communicator."""
+"""Sizes and behavior of a communicator, and tensors that follow from them: plain data."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from .fields import with_fields
+__all__ = ["Config", "TensorLayout", "with_fields"]
 
-__all__ = ["Config"]
+Class = TypeVar("Class", bound=type)
+
+
+def with_fields(cls: Class) -> Class:
+    """Adds the texts that follow the fields of ``cls`` to its docstring, if its source is there."""
+    try:
+        found = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except (OSError, SyntaxError):
+        return cls
+    lines = [inspect.cleandoc(cls.__doc__ or ""), "", "Fields:"]
+    body = found.body if isinstance(found, ast.ClassDef) else []
+    for field, text in itertools.pairwise(body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(text, ast.Expr):
+            continue
+        lines += ["", ast.unparse(field)]
+        if isinstance(text.value, ast.Constant):
+            lines.append(textwrap.indent(inspect.cleandoc(str(text.value.value)), "    "))
+    cls.__doc__ = "\n".join(lines)
+    return cls
+
+
+class TensorLayout(NamedTuple):
+    """An output of a dispatch that is not allocated: :meth:`ferry_ep.Plan.output_layout`."""
+
+    name: str
+    """Field of :class:`ferry_ep.DispatchOutput`."""
+    data_type: str
+    """Type of the elements, as in :class:`ferry_ep.Tensor`."""
+    shape: list[int]
+    """Sizes in elements, without gaps."""
+    nbytes: int
+    """Bytes of all elements."""
+    align: int
+    """Alignment of the address that is needed, in bytes."""
 
 
 @with_fields

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _ferry
+from ._ferry import Plan, decode_rows, format_sizes
 from .errors import ArgumentError, TensorError, refuse
 from .memory import PLAIN, View
 from .outputs import DispatchOutput
 from .scalars import number, shown, whole
 from .storages import require_storage
 from .tensors import describe, elements_of, require_numpy_memory, scales_of
-
-if TYPE_CHECKING:
-    from ._ferry import Plan
 
 __all__ = ["decode", "from_bf16", "to_bf16"]
 
@@ -105,7 +102,7 @@ def decode(
     """
     import numpy
 
-    if not isinstance(plan, _ferry.Plan):
+    if not isinstance(plan, Plan):
         raise ArgumentError(f"plan is {shown(plan)}, but it is a ferry_ep.Plan")
     receive = plan.config.receive
     if (view is not None) != (receive == "view"):
@@ -113,7 +110,7 @@ def decode(
         raise refuse("view", "none" if view else "a view", f"{kind}, as the plan's receive is {receive}")
     given = _Received(plan, output, view)
     rows = given.rows
-    is_row_major = _ferry.format_sizes(plan.config.format)[2] == "row-major" or (
+    is_row_major = format_sizes(plan.config.format)[2] == "row-major" or (
         receive != "by-expert" and not plan.config.transposed_scales
     )
     codes = numpy.ascontiguousarray(given.tokens[:rows]).tobytes()
@@ -123,7 +120,7 @@ def decode(
     offsets = given.numbers("row_offsets", "u32"), given.numbers("scale_offsets", "u32")
     row_scales = [] if given.row_scales is None else given.row_scales[:rows].tolist()
     scale = None if input_scale is None else number("input_scale", input_scale)
-    values = _ferry.decode_rows(plan, rows, codes, (factors, row_scales), offsets, scale)
+    values = decode_rows(plan, rows, codes, (factors, row_scales), offsets, scale)
     return numpy.frombuffer(values, dtype=numpy.float32).reshape(rows, plan.config.hidden)
 
 

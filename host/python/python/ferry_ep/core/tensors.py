@@ -47,7 +47,7 @@ _TYPES = {
     "float4_e2m1fn_x2": "e2m1",
 }
 #: Types of NumPy and of torch for elements that Ferry writes. Two 4-bit elements are a byte.
-_NUMPY = {
+NUMPY = {
     "bf16": "uint16",
     "f16": "float16",
     "f32": "float32",
@@ -58,7 +58,7 @@ _NUMPY = {
     "i64": "int64",
     "u32": "uint32",
 }
-_TORCH = {
+TORCH = {
     "bf16": "bfloat16",
     "f16": "float16",
     "f32": "float32",
@@ -99,8 +99,8 @@ def element(data_type: Any) -> str:
     if name is None and type(data_type).__name__ == "dtype":
         name = str(data_type).removeprefix("torch.")
     name = _TYPES.get(name, name) if isinstance(name, str) else None
-    if name not in _NUMPY:
-        raise ArgumentError(f"data_type is {shown(data_type)}, but there are {', '.join(_NUMPY)}")
+    if name not in NUMPY:
+        raise ArgumentError(f"data_type is {shown(data_type)}, but there are {', '.join(NUMPY)}")
     return name
 
 
@@ -147,15 +147,13 @@ def _found(name: str, value: Any, wanted: str, written: bool) -> Described:
             _require_no_gradient(name, value)
         return found
     is_numpy = numpy is not None and isinstance(value, numpy.ndarray)
-    if written and not _is_writable(name, value, is_numpy):
+    of_ferry = getattr(value, "__ferry_tensor__", None)
+    if written and not (of_ferry()[1] if of_ferry else _is_writable(name, value, is_numpy)):
         raise refuse(name, "memory that can be written", f"a read-only {type(value).__name__}")
     if is_numpy:
         return _of_numpy(name, value, wanted)
-    if hasattr(value, "_ferry_tensor"):
-        tensor = value._ferry_tensor()
-        if isinstance(tensor, Tensor):
-            return _found(name, tensor, wanted, written)
-        raise refuse(name, f"a tensor of {wanted}", type(value).__name__)
+    if of_ferry is not None:
+        return _found(name, of_ferry()[0], wanted, written)
     if hasattr(value, "__cuda_array_interface__"):
         return _of_cuda_interface(name, value, wanted)
     if hasattr(value, "__dlpack__"):
@@ -202,7 +200,7 @@ def is_allocated_here(like: Any, is_simulated: bool) -> bool:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return True
-    if like is None or isinstance(like, Tensor) or hasattr(like, "_ferry_tensor"):
+    if like is None or isinstance(like, Tensor) or hasattr(like, "__ferry_tensor__"):
         return False
     if numpy is not None and isinstance(like, numpy.ndarray):
         return True
@@ -217,13 +215,13 @@ def allocate(like: Any, data_type: str, shape: list[int]) -> Any:
         shape = [*shape[:-1], shape[-1] // 2]
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        return torch.empty(shape, dtype=getattr(torch, _TORCH[data_type]), device=like.device)
+        return torch.empty(shape, dtype=getattr(torch, TORCH[data_type]), device=like.device)
     module = type(like).__module__.partition(".")[0]
     if module == "cupy":
-        return sys.modules["cupy"].empty(shape, dtype=_NUMPY[data_type])
+        return sys.modules["cupy"].empty(shape, dtype=NUMPY[data_type])
     import numpy
 
-    return numpy.empty(shape, dtype=_NUMPY[data_type])
+    return numpy.empty(shape, dtype=NUMPY[data_type])
 
 
 class Repeated:
@@ -330,8 +328,6 @@ def _is_writable(name: str, value: Any, is_numpy: bool) -> bool:
     """Whether calls may write an array of any library but torch; DLPack alone says so later."""
     if is_numpy:
         return bool(value.flags.writeable)
-    if hasattr(value, "_ferry_tensor"):
-        return bool(value._is_writable)
     if hasattr(value, "__cuda_array_interface__"):
         return not _interface_of(name, value)["data"][1]
     # Their arrays never change, and not every version says so.
@@ -413,7 +409,7 @@ def _of_interface(
     itemsize = int(getattr(value, "itemsize", 0)) or int(typestr[2:])
     strides = interface.get("strides")
     if strides is None:
-        strides = _dense(shape)
+        strides = dense(shape)
     else:
         if any(stride < 0 or stride % itemsize for stride in strides):
             given = f"strides of {tuple(strides)} bytes"
@@ -428,7 +424,7 @@ def _type_of_typestr(typestr: str) -> str:
     return f"{kind}{8 * int(typestr[2:])}" if kind else typestr
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
 
 
@@ -447,7 +443,7 @@ def _of_dlpack(name: str, value: Any, wanted: str, written: bool) -> Described:
     place = places.get(kind)
     if place is None:
         raise refuse(name, "memory of the CPU or of a GPU", f"DLPack device {kind}")
-    strides = _dense(given.shape) if given.strides is None else given.strides
+    strides = dense(given.shape) if given.strides is None else given.strides
     if any(stride < 0 for stride in strides):
         raise refuse(name, "strides of at least 0: make it contiguous", f"strides {list(strides)}")
     return Described(given.address, data_type, given.shape, strides, place, given.capsule)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from . import direct
+from . import calls, direct
+from ._ferry import Communicator as Native
 from ._ferry import PreparedCombine, PreparedDispatch
-from .calls import Answers, Call
+from .calls import Answers, Call, Sent
 from .errors import ArgumentError, refuse
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
@@ -79,16 +79,11 @@ class Communicator(Rank):
         for a rank of this thread.
         """
         if input_scale is None and tokens_on_device is None and stream is None:
-            made = direct.dispatch(self, x, topk_ids, topk_weights, out, capacity)
+            made = direct.dispatch(self._end, x, topk_ids, topk_weights, out, capacity)
             if made is not None:
                 return made
-        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
-        out = self._received(x, capacity, given.wide_ids, call.stream) if out is None else out
-        output = call.outputs(out)
-        call.require_peers(sent=1)
-        call.launch(self._native._dispatch, given, output)
-        call.finish()
-        return out
+        sent = Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device)
+        return calls.dispatch([self._end], [sent], [out], capacity, [stream])[0]
 
     def dispatch_async(
         self,
@@ -105,11 +100,10 @@ class Communicator(Rank):
         Waits for nobody on the host. Tensors and errors are those of :meth:`dispatch`.
         """
         if input_scale is None and tokens_on_device is None and stream is None:
-            if direct.dispatch_async(self, x, topk_ids, topk_weights):
+            if direct.dispatch_async(self._end, x, topk_ids, topk_weights):
                 return
-        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, stream)
-        call.launch(self._native._dispatch_async, given)
-        self._drive()
+        sent = Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device)
+        calls.dispatch_async([self._end], [sent], [stream])
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
         """Tells the host how many rows the open dispatch brings, between :meth:`dispatch_async` and
@@ -119,7 +113,7 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.OrderError` unless :meth:`dispatch_wait` comes next, and
         :class:`ferry_ep.ArgumentError` with ``skip_a2a`` and in a graph.
         """
-        self._native._dispatch_counts(self._stream(stream))
+        Native.dispatch_counts([self._end.native], [self._end.stream_of(stream)])
 
     def received(self, *, wait: bool = False) -> ReceivedCounts | None:
         """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. With ``wait`` it
@@ -131,7 +125,7 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.OrderError` if no counts were asked for, and :class:`ferry_ep.FaultError` once
         the rank has given up, so that a loop around it ends.
         """
-        counts = self._native._received(flag("wait", wait))
+        counts = self._end.native.received(flag("wait", wait))
         return None if counts is None else ReceivedCounts(*counts)
 
     def dispatch_wait(
@@ -146,16 +140,12 @@ class Communicator(Rank):
 
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
+        end = self._end
         if out is None:
-            out = self._received(like, capacity, self._native._last()[1], self._stream(stream))
-        if stream is None and direct.dispatch_wait(self, out) is not None:
+            out = calls.received(end, like, capacity, end.native.last()[1], end.stream_of(stream))
+        if stream is None and direct.dispatch_wait(end, out) is not None:
             return out
-        call = Call(self, stream)
-        output = call.outputs(out)
-        call.require_peers()
-        call.launch(self._native._dispatch_wait, output)
-        call.finish()
-        return out
+        return calls.dispatch_wait([end], [out], like, capacity, [stream])[0]
 
     def combine(
         self,
@@ -209,17 +199,7 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
-        if stream is None:
-            made = direct.combine(self, answers, out, weights, data_type, is_half=False)
-            if made is not None:
-                return made
-        call = Call(self, stream)
-        out, weights = self._result(answers, out, weights, data_type, call.stream)
-        given, output = call.answers(answers), call.sums(out, weights)
-        call.require_peers(returned=1)
-        call.launch(self._native._combine, given, output)
-        call.finish()
-        return out if weights is None else (out, weights)
+        return self._combine(answers, out, weights, data_type, stream, is_half=False)
 
     def combine_async(
         self,
@@ -253,27 +233,22 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
+        return self._combine(answers, out, weights, data_type, stream, is_half=True)
+
+    def _combine(
+        self, answers: Answers, out: Any, weights: Any, data_type: str, stream: Any, *, is_half: bool
+    ) -> Any:
+        """Makes a combine, or its first half."""
         if stream is None:
-            made = direct.combine(self, answers, out, weights, data_type, is_half=True)
+            made = direct.combine(self._end, answers, out, weights, data_type, is_half=is_half)
             if made is not None:
                 return made
-        call = Call(self, stream)
-        out, weights = self._result(answers, out, weights, data_type, call.stream)
-        given, output = call.answers(answers), call.sums(out, weights)
-        call.launch(self._native._combine_async, given, output)
-        self._drive()
-        self._open = call.opened()
-        return out if weights is None else (out, weights)
+        into = [(out, weights)]
+        return calls.combine([self._end], [answers], into, data_type, [stream], is_half=is_half)[0]
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
-        opened = self._open
-        call = Call.second(self, opened, stream)
-        call.require_peers()
-        self._native._combine_wait(call.stream)
-        if self._open is opened:
-            self._open = None
-        call.finish()
+        calls.combine_wait([self._end], [stream])
 
     def give_up(self, *, stream: Any = None) -> None:
         """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: a dispatch may
@@ -283,7 +258,7 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.OrderError` unless a dispatch is to be combined.
         """
-        self._native._give_up(self._stream(stream))
+        Native.give_up([self._end.native], [self._end.stream_of(stream)])
 
     def prepare_dispatch(
         self,
@@ -301,10 +276,11 @@ class Communicator(Rank):
         stream and for the prepared tensor. Another address is memory of the same type and shape. Scales are
         the prepared ones.
         """
-        call, given = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, 0)
+        call = Call(self._end, 0)
+        given = call.input(Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device))
         output = call.outputs(out)
         call.require_device_memory()
-        return PreparedDispatch(self._native, given, output)
+        return PreparedDispatch(self._end.native, given, output)
 
     def prepare_combine(
         self,
@@ -337,10 +313,10 @@ class Communicator(Rank):
             initial,
             received_weights,
         )
-        call = Call(self, 0)
+        call = Call(self._end, 0)
         given, output = call.answers(answers), call.sums(out, weights)
         call.require_device_memory()
-        return PreparedCombine(self._native, given, output)
+        return PreparedCombine(self._end.native, given, output)
 
     def silu(
         self,
@@ -367,26 +343,25 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.TensorError` and :class:`ferry_ep.ArgumentError`.
         """
-        call, format = Call(self, stream), text("format", format)
+        call, format = Call(self._end, stream), text("format", format)
         out = call.silu_output(gates_and_ups, format) if out is None else out
         if not isinstance(out, SiluOutput):
             raise refuse("out", "a SiluOutput", type(out).__name__)
         tiled, offsets = format.endswith(":tiled"), call.maybe("scale_offsets", scale_offsets, "u32")
-        call.launch(
-            partial(
-                self._native._silu,
-                format=format,
-                scales=None if out.scales is None else call.give("scales", out.scales, scales_of(format)),
-                scale_offsets=offsets if tiled else None,
-                input_scales=call.maybe("input_scales", input_scales, "f32"),
-                interleaved=flag("interleaved", interleaved),
-                clamp=_clamp(clamp),
-                max_sms=None if max_sms is None else whole("max_sms", max_sms, least=1, most=2**32 - 1),
-            ),
-            call.take("input", gates_and_ups, "bf16"),
-            call.take("row_offsets", row_offsets, "u32"),
-            call.give("output", out.rows, elements_of(format)),
-        )
+        scales = None if out.scales is None else call.give("scales", out.scales, scales_of(format))
+        arguments = {
+            "format": format,
+            "scales": scales,
+            "scale_offsets": offsets if tiled else None,
+            "input_scales": call.maybe("input_scales", input_scales, "f32"),
+            "interleaved": flag("interleaved", interleaved),
+            "clamp": _clamp(clamp),
+            "max_sms": None if max_sms is None else whole("max_sms", max_sms, least=1, most=2**32 - 1),
+            "input": call.take("input", gates_and_ups, "bf16"),
+            "row_offsets": call.take("row_offsets", row_offsets, "u32"),
+            "output": call.give("output", out.rows, elements_of(format)),
+        }
+        calls.launch([call], lambda ranks, streams: ranks[0].silu(streams[0], **arguments))
         call.finish(of_round=False)
         return out
 

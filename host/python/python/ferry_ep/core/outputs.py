@@ -5,28 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from .config import with_fields
 from .errors import ArgumentError, refuse
-from .fields import with_fields
-from .memory import _Memory
+from .memory import Memory
 from .scalars import shown, whole
 from .tensors import describe
 
-__all__ = ["DispatchOutput", "ReceivedCounts", "SiluOutput", "TensorLayout"]
-
-
-class TensorLayout(NamedTuple):
-    """An output of a dispatch that is not allocated: :meth:`ferry_ep.Plan.output_layout`."""
-
-    name: str
-    """Field of :class:`ferry_ep.DispatchOutput`."""
-    data_type: str
-    """Type of the elements, as in :class:`ferry_ep.Tensor`."""
-    shape: list[int]
-    """Sizes in elements, without gaps."""
-    nbytes: int
-    """Bytes of all elements."""
-    align: int
-    """Alignment of the address that is needed, in bytes."""
+__all__ = ["TENSORS", "DispatchOutput", "ReceivedCounts", "SiluOutput"]
 
 
 class ReceivedCounts(NamedTuple):
@@ -125,7 +110,7 @@ class DispatchOutput:
             raise ArgumentError(
                 f"group is {shown(group)}, but only rows by expert have groups: there is no row_offsets"
             )
-        if isinstance(offsets, _Memory):
+        if isinstance(offsets, Memory):
             offsets = offsets.numpy()
         else:
             shape = describe("row_offsets", offsets, "u32").shape

@@ -1,22 +1,22 @@
-"""Device memory of the library."""
+"""Device memory of a rank, until its communicator is closed or lent, and arrays in it; rows of its window."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
-from ._ferry import Tensor, dlpack
-from .blocks import Block
-from .errors import ArgumentError, ClosedError, ForkError, OrderError
+from ._ferry import Communicator, Group, Tensor, dlpack
+from .errors import ArgumentError, ClosedError, ForkError, OrderError, refuse
+from .handles import Handle
 from .scalars import shape_of
-from .tensors import _NUMPY, _dense, describe, element, refuse
+from .tensors import NUMPY, dense, describe, element
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+__all__ = ["HOST", "PLAIN", "Block", "Blocks", "DeviceArray", "Memory", "View", "ViewArray"]
+__all__ += ["lend", "note_use", "require_own"]
 
-    from .rank import Rank
-
-__all__ = ["DeviceArray", "View", "ViewArray"]
+#: Kinds of groups whose ranks have no GPU.
+SIMULATED = ("simulated",)
 
 _BITS = {"f32": 32, "i32": 32, "i64": 64, "u32": 32, "bf16": 16, "f16": 16, "e4m3": 8, "e8m0": 8}
 _BITS |= {"e2m1": 4, "u8": 8}
@@ -32,19 +32,91 @@ _MOST = 2**48
 #: kDLCUDA of dlpack.h.
 _ON_CUDA = 2
 
+#: Stands for a stream: memory that the host writes at once, so that no work may still use it.
+HOST = -1
+#: Sizes of lent memory are multiples of this many bytes, and of a quarter of the next lower power of two, so
+#: that arrays of many sizes take at most a quarter more.
+_LEAST_LENT = 256
 
-class _Memory:
+
+class Block:
+    """Lent memory, which goes back once nobody has the block any more."""
+
+    __slots__ = ("_home", "address")
+
+    def __init__(self, address: int, home: list[int]) -> None:
+        self.address = address
+        self._home = home
+
+    def keep(self) -> None:
+        """Lets the memory stay until the end instead: who uses it, and how long, is not known."""
+        self._home = []
+
+    def __del__(self) -> None:
+        self._home.append(self.address)
+
+
+class Blocks:
+    """All device memory of a rank."""
+
+    def __init__(self, owner: Any, native: Communicator, group: Group) -> None:
+        """Takes the public communicator, which it does not keep."""
+        self.owner, self.native, self.group = weakref.ref(owner), native, group
+        #: Whether the rank has no GPU, so that CPU arrays are copied in and out.
+        self.copies = group.kind in SIMULATED
+        #: Whether it was freed.
+        self.ended = False
+        self._addresses: list[int] = []
+        #: Addresses of memory that came back, by stream and size.
+        self._free: dict[tuple[int, int], list[int]] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Allocates memory that lives until the end. Synchronizes."""
+        address = self.native.alloc(max(nbytes, 1))
+        self._addresses.append(address)
+        return address
+
+    def lend(self, nbytes: int, stream: int) -> Block:
+        """Lends memory for work of one stream, in whose order it is used again; or of the :data:`HOST`, which
+        lets go of it once all work on it has ended.
+        """
+        step = max(_LEAST_LENT, 1 << max(nbytes.bit_length() - 3, 0))
+        size = max(-(-nbytes // step), 1) * step
+        free = self._free.setdefault((stream, size), [])
+        # One operation, as other threads lend, too.
+        try:
+            address = free.pop()
+        except IndexError:
+            address = self.allocate(size)
+        return Block(address, free)
+
+    def end(self) -> None:
+        """Frees all of it, which nothing uses any more."""
+        self.ended = True
+        addresses, self._addresses = self._addresses, []
+        self._free = {}
+        for address in addresses:
+            self.native.free(address)
+
+
+class Memory(Handle):
     """An array in memory of a rank's device, which the library owns."""
 
+    _unpicklable = "memory of this process cannot be pickled: pickle what numpy() returns"
     #: Whether calls may write it.
     _is_writable = True
 
     def __init__(
-        self, communicator: Rank, address: int, data_type: str, shape: tuple[int, ...], strides: Any = None
+        self,
+        blocks: Blocks,
+        address: int,
+        data_type: str,
+        shape: tuple[int, ...],
+        strides: Any = None,
     ) -> None:
         self.data_type = data_type
         self.shape = shape
-        self._communicator = communicator
+        self._communicator, self._blocks = blocks.owner(), blocks
         self._address = address
         #: In elements; None without gaps.
         self._strides: tuple[int, ...] | None = strides
@@ -55,7 +127,7 @@ class _Memory:
         return self._live()
 
     @property
-    def communicator(self) -> Rank:
+    def communicator(self) -> Any:
         """Communicator whose memory this is."""
         return self._communicator
 
@@ -74,26 +146,15 @@ class _Memory:
             return False
         return True
 
-    def __copy__(self) -> Self:
-        """Returns this very array: copies of a handle are the handle."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        """Returns this very array: copies of a handle are the handle."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"a {type(self).__name__} is memory of this process: pickle what numpy() returns")
-
     def numpy(self) -> Any:
         """Returns a copy as a NumPy array; two 4-bit elements are a byte. Synchronizes with the device alone:
         call :meth:`ferry_ep.Communicator.synchronize` first."""
         import numpy
 
-        tensor = self._ferry_tensor()
-        data_type, shape = numpy.dtype(_NUMPY.get(self.data_type, "uint8")), self._bytes_shape()
+        tensor = self._tensor()
+        data_type, shape = numpy.dtype(NUMPY.get(self.data_type, "uint8")), self._bytes_shape()
         copy = numpy.empty(tensor.nbytes, dtype="uint8")
-        self._communicator._native._download(tensor.address, copy.ctypes.data, copy.nbytes)
+        self._blocks.native.download(tensor.address, copy.ctypes.data, copy.nbytes)
         return numpy.ndarray(shape, data_type, copy.data, strides=self._bytes_strides()).copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -103,7 +164,7 @@ class _Memory:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Returns type and number of its device, a GPU. Raises :class:`BufferError` in a simulated group."""
-        device = self._communicator.device
+        device = self._blocks.native.device
         if not device.startswith("cuda:"):
             raise BufferError(f"memory of a {device} rank: copy it with numpy()")
         return _ON_CUDA, int(device[5:])
@@ -117,21 +178,21 @@ class _Memory:
         if options.get("copy") or options.get("dl_device") not in (None, device):
             raise BufferError(f"only without a copy, and on device {device}")
         element, shape = _ELEMENTS.get(self.data_type, (1, 8)), self._bytes_shape()
-        strides = _dense(shape)
+        strides = dense(shape)
         if self._strides is not None:
             strides = tuple(8 * stride // element[1] for stride in self._bytes_strides() or ())
         return dlpack(self._live(), device, element, shape, strides, self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
-            device = self.__dict__["_communicator"].device
+            device = self.__dict__["_blocks"].native.device
             if device.startswith("cuda"):
                 return {
                     "version": 3,
                     # torch takes no memory that is marked as read-only, such as a view's.
                     "data": (self._live(), False),
                     "shape": self._bytes_shape(),
-                    "typestr": _TYPESTRS[_NUMPY.get(self.data_type, "uint8")],
+                    "typestr": _TYPESTRS[NUMPY.get(self.data_type, "uint8")],
                     "strides": self._bytes_strides(),
                 }
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -152,11 +213,15 @@ class _Memory:
         strides = tuple(stride * bits // 8 for stride in self._strides)
         return (*strides[:-1], 1) if bits < 8 else strides
 
-    def _ferry_tensor(self) -> Tensor:
+    def _tensor(self) -> Tensor:
         return Tensor(self._live(), self.data_type, self.shape, self._strides, owner=self)
 
+    def __ferry_tensor__(self) -> tuple[Tensor, bool]:
+        """Returns it as a tensor, and whether calls may write it."""
+        return self._tensor(), self._is_writable
 
-class DeviceArray(_Memory):
+
+class DeviceArray(Memory):
     """An array in memory of a rank's device, which lives until its communicator is closed.
 
     :meth:`ferry_ep.Communicator.empty` makes one. It goes in wherever a tensor goes. It keeps its
@@ -169,7 +234,7 @@ class DeviceArray(_Memory):
     stays until close. Where another library works on such an array on another stream, keep it meanwhile.
     """
 
-    def __init__(self, communicator: Rank, data_type: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, blocks: Blocks, data_type: str, shape: tuple[int, ...]) -> None:
         """Makes :meth:`ferry_ep.Communicator.empty`. Synchronizes."""
         name = "u8" if data_type == "u8" else element(data_type)
         sizes = shape_of(shape)
@@ -177,26 +242,18 @@ class DeviceArray(_Memory):
             raise ArgumentError(f"shape is {sizes}, but two elements of e2m1 are a byte: the last is even")
         if math.prod(sizes) > _MOST:
             raise ArgumentError(f"shape is {sizes}, but an array has at most {_MOST} elements")
-        self._begin(communicator, name, sizes, None)
+        self._begin(blocks, name, sizes, None)
 
-    @classmethod
-    def _lent(cls, communicator: Rank, data_type: str, shape: tuple[int, ...], stream: int) -> Self:
-        """Allocates memory for work of this stream alone, which others use after this array."""
-        array = cls.__new__(cls)
-        array._begin(communicator, data_type, shape, stream)
-        return array
-
-    def _begin(self, communicator: Rank, data_type: str, shape: tuple[int, ...], stream: int | None) -> None:
+    def _begin(self, blocks: Blocks, data_type: str, shape: tuple[int, ...], stream: int | None) -> None:
         self.nbytes = -(-math.prod(shape) * _BITS[data_type] // 8)
-        self._blocks = communicator._blocks
-        self._block: Block | None = None
         self._stream = stream
+        self._block: Block | None = None
         if stream is None:
-            address = self._blocks.allocate(self.nbytes)
+            address = blocks.allocate(self.nbytes)
         else:
-            self._block = self._blocks.lend(self.nbytes, stream)
+            self._block = blocks.lend(self.nbytes, stream)
             address = self._block.address
-        super().__init__(communicator, address, data_type, shape)
+        super().__init__(blocks, address, data_type, shape)
 
     @property
     def address(self) -> int:
@@ -209,13 +266,6 @@ class DeviceArray(_Memory):
         if self._block is not None:
             self._block.keep()
 
-    def _used_on(self, stream: int) -> None:
-        """Notes a call on ``stream``, on which it may still be in use when nobody has it any more."""
-        if self._block is None or self._communicator._copies:
-            return
-        if stream != self._stream or self._communicator._native._capture(stream) is not None:
-            self._keep()
-
     def copy_from(self, array: Any) -> None:
         """Copies a CPU array of the same shape and type into it. Synchronizes."""
         self._require()
@@ -226,17 +276,46 @@ class DeviceArray(_Memory):
         if given.device != "cpu" or not is_type or not is_dense:
             wanted = f"a CPU array of {self.data_type} without gaps, shape {list(self.shape)}"
             raise refuse("array", wanted, f"{given.data_type} {list(given.shape)} on {given.device}")
-        self._communicator._native._upload(self._address, given.address, self.nbytes)
+        self._blocks.native.upload(self._address, given.address, self.nbytes)
 
     def _require(self) -> None:
         # Raises in a fork.
-        _ = self._communicator._native.closed
+        _ = self._blocks.native.closed
         if self._blocks.ended:
-            rank = self._communicator.rank
+            rank = self._blocks.native.rank
             raise ClosedError(f"the array's memory has ended: rank {rank}'s communicator was closed")
 
 
-class ViewArray(_Memory):
+def lend(blocks: Blocks, data_type: str, shape: tuple[int, ...], stream: int) -> DeviceArray:
+    """Allocates an array for work of one stream alone, whose memory others use after it."""
+    array = DeviceArray.__new__(DeviceArray)
+    array._begin(blocks, data_type, shape, stream)
+    return array
+
+
+def note_use(array: DeviceArray, stream: int) -> None:
+    """Notes a call on ``stream``, on which an array may still be in use when nobody has it any more."""
+    if array._block is None or array._blocks.copies:
+        return
+    if stream != array._stream or array._blocks.native.capture(stream) is not None:
+        array._keep()
+
+
+def require_own(name: str, owner: Any, blocks: Blocks) -> None:
+    """Raises :class:`ferry_ep.TensorError` for an array of another rank's device."""
+    if isinstance(owner, Tensor):
+        owner = owner.owner
+    if not isinstance(owner, Memory) or owner._blocks is blocks:
+        return
+    here, there = blocks.native, owner._blocks.native
+    # Simulated ranks of a group, and ranks of other groups, have memory of their own.
+    is_apart = blocks.copies and (there.rank, owner._blocks.group) != (here.rank, blocks.group)
+    if there.device != here.device or is_apart:
+        wanted, given = (f"memory of rank {of.rank} on {of.device}" for of in (here, there))
+        raise refuse(name, wanted, given)
+
+
+class ViewArray(Memory):
     """An array of a :class:`ferry_ep.View`: rows in the library's window, which lie apart. Read-only.
 
     It goes in as ``x`` of a dispatch. It keeps the communicator alive. Once the view has ended, every use
@@ -253,7 +332,7 @@ class ViewArray(_Memory):
         self, view: View, address: int, data_type: str, shape: list[int], strides: list[int]
     ) -> None:
         """Made by :meth:`ferry_ep.Communicator.view` alone."""
-        super().__init__(view.communicator, address, data_type, tuple(shape), tuple(strides))
+        super().__init__(view._blocks, address, data_type, tuple(shape), tuple(strides))
         self._view = view
 
     @property
@@ -265,7 +344,7 @@ class ViewArray(_Memory):
         self._view._require()
 
 
-class View:
+class View(Handle):
     """Rows that a rank received in a dispatch, and that stay in its window.
 
     :meth:`ferry_ep.Communicator.view` makes one. Row ``source * max_tokens_per_rank + token`` is that of each
@@ -284,44 +363,35 @@ class View:
     row_scales: ViewArray | None
     """BF16 ``[ranks * max_tokens_per_rank]``, ``nvfp4-row`` only."""
 
-    def __init__(self, communicator: Rank) -> None:
+    _unpicklable = "a View is memory of this process: pickle what numpy() of its arrays returns"
+
+    def __init__(self, blocks: Blocks) -> None:
         """Made by :meth:`ferry_ep.Communicator.view` alone."""
-        native = communicator._native
-        tokens, scales, row_scales = native._view()
-        self._communicator = communicator
+        native = blocks.native
+        tokens, scales, row_scales = native.view()
+        self._communicator, self._blocks = blocks.owner(), blocks
         #: Dispatches and combines until now: with the next one of either it ends.
-        self._counts = native._counts()
+        self._counts = native.counts()
         self.tokens = ViewArray(self, *tokens)
         self.scales = None if scales is None else ViewArray(self, *scales)
         self.row_scales = None if row_scales is None else ViewArray(self, *row_scales)
 
     @property
-    def communicator(self) -> Rank:
+    def communicator(self) -> Any:
         """Communicator whose window this is."""
         return self._communicator
 
     @property
     def row_stride(self) -> int:
         """Bytes from one row to the next."""
-        return self._communicator.plan.view_row_stride
-
-    def __copy__(self) -> View:
-        """Returns this very view: copies of a handle are the handle."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> View:
-        """Returns this very view: copies of a handle are the handle."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a View is memory of this process: pickle what numpy() of its arrays returns")
+        return self._blocks.native.plan.view_row_stride
 
     def __repr__(self) -> str:
-        return f"<ferry_ep.View of rank {self._communicator.rank}: {self.tokens!r}>"
+        return f"<ferry_ep.View of rank {self._blocks.native.rank}: {self.tokens!r}>"
 
     def _require(self) -> None:
-        native = self._communicator._native
+        native = self._blocks.native
         if native.closed:
             raise ClosedError(f"the view has ended: rank {native.rank}'s communicator was closed")
-        if native._counts() != self._counts:
+        if native.counts() != self._counts:
             raise OrderError(f"the view has ended: rank {native.rank} has ended its round")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from . import _ferry
+from . import calls
+from ._ferry import Communicator as Native
 from ._ferry import Fault, Group, Plan
-from .calls import Answers, Call, accepted
+from .calls import Answers, Sent
 from .communicator import Communicator
 from .errors import ArgumentError, FerryError
+from .handles import Handle
 from .outputs import DispatchOutput
+from .rank import end_of, ranks_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,14 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Communicators"]
 
 Each = Sequence[Any]
+Given = TypeVar("Given", Sent, Answers)
 
 
-class Communicators(Sequence[Communicator]):
+class Communicators(Handle, Sequence[Communicator]):
     """The communicators of all ranks of this process, in the order of their numbers.
 
     Its calls make a call on all of them: either it is enqueued on all ranks or on none, and no rank waits for
     one that comes later in the same thread. Arguments are sequences with a value for each rank, or ``None``.
     """
+
+    _unpicklable = "communicators belong to their process, and cannot be pickled"
 
     def __init__(self, group: Group, plan: Plan) -> None:
         """Makes the communicators. Collective with other processes. Synchronizes.
@@ -35,7 +41,8 @@ class Communicators(Sequence[Communicator]):
         :class:`ferry_ep.BootstrapError` and :class:`ferry_ep.PeerFailed` if a rank is lost,
         :class:`ferry_ep.ClosedError` after the group was closed.
         """
-        self._ranks = Communicator._all(group, plan)
+        self._ranks = ranks_of(Communicator, group, plan)
+        self._ends = [end_of(rank) for rank in self._ranks]
 
     @overload
     def __getitem__(self, index: int) -> Communicator: ...
@@ -63,18 +70,9 @@ class Communicators(Sequence[Communicator]):
         streams: Each | None = None,
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch` on all ranks. Returns the outputs of each."""
-        calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
-        if out is None:
-            like = zip(self, self._each("x", x), inputs, calls, strict=True)
-            out = [
-                rank._received(of, capacity, given.wide_ids, call.stream) for rank, of, given, call in like
-            ]
-        outs: list[DispatchOutput] = self._each("out", out)
-        outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
-        with accepted(calls):
-            _ferry.dispatch_all(self._natives(), _streams(calls), inputs, outputs)
-        _finish(calls)
-        return outs
+        sent = self._all(Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device))
+        outs, each = self._each("out", out), self._each("streams", streams)
+        return calls.dispatch(self._ends, sent, outs, capacity, each)
 
     def dispatch_async(
         self,
@@ -87,15 +85,12 @@ class Communicators(Sequence[Communicator]):
         streams: Each | None = None,
     ) -> None:
         """Makes :meth:`ferry_ep.Communicator.dispatch_async` on all ranks."""
-        calls, inputs = self._sending(x, topk_ids, topk_weights, input_scale, tokens_on_device, streams)
-        with accepted(calls):
-            _ferry.dispatch_async_all(self._natives(), _streams(calls), inputs)
-        for rank in self:
-            rank._drive()
+        sent = self._all(Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device))
+        calls.dispatch_async(self._ends, sent, self._each("streams", streams))
 
     def dispatch_counts(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.dispatch_counts` on all ranks."""
-        _ferry.dispatch_counts_all(self._natives(), _streams(self._calls(streams)))
+        Native.dispatch_counts(self._natives(), self._handles(streams))
 
     def dispatch_wait(
         self,
@@ -106,18 +101,8 @@ class Communicators(Sequence[Communicator]):
         streams: Each | None = None,
     ) -> list[DispatchOutput]:
         """Makes :meth:`ferry_ep.Communicator.dispatch_wait` on all ranks. Returns the outputs of each."""
-        calls = self._calls(streams)
-        if out is None:
-            each = zip(self, calls, strict=True)
-            out = [
-                rank._received(like, capacity, rank._native._last()[1], call.stream) for rank, call in each
-            ]
-        outs = self._each("out", out)
-        outputs = [call.outputs(of) for call, of in zip(calls, outs, strict=True)]
-        with accepted(calls):
-            _ferry.dispatch_wait_all(self._natives(), _streams(calls), outputs)
-        _finish(calls)
-        return outs
+        outs, each = self._each("out", out), self._each("streams", streams)
+        return calls.dispatch_wait(self._ends, outs, like, capacity, each)
 
     def combine(
         self,
@@ -148,11 +133,7 @@ class Communicators(Sequence[Communicator]):
             initial,
             received_weights,
         )
-        calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
-        with accepted(calls):
-            _ferry.combine_all(self._natives(), _streams(calls), inputs, outputs)
-        _finish(calls)
-        return results
+        return self._combine(answers, out, weights, data_type, streams, is_half=False)
 
     def combine_async(
         self,
@@ -183,34 +164,20 @@ class Communicators(Sequence[Communicator]):
             initial,
             received_weights,
         )
-        calls, inputs, outputs, results = self._answering(answers, out, weights, data_type, streams)
-        with accepted(calls):
-            _ferry.combine_async_all(self._natives(), _streams(calls), inputs, outputs)
-        for rank, call in zip(self, calls, strict=True):
-            rank._drive()
-            rank._open = call.opened()
-        return results
+        return self._combine(answers, out, weights, data_type, streams, is_half=True)
 
     def combine_wait(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.combine_wait` on all ranks."""
-        each = self._each("streams", streams)
-        opened = [rank._open for rank in self]
-        halves = zip(self, opened, each, strict=True)
-        calls = [Call.second(rank, half, stream) for rank, half, stream in halves]
-        _ferry.combine_wait_all(self._natives(), _streams(calls))
-        for rank, half in zip(self, opened, strict=True):
-            if rank._open is half:
-                rank._open = None
-        _finish(calls)
+        calls.combine_wait(self._ends, self._each("streams", streams))
 
     def give_up(self, *, streams: Each | None = None) -> None:
         """Makes :meth:`ferry_ep.Communicator.give_up` on all ranks."""
-        _ferry.give_up_all(self._natives(), _streams(self._calls(streams)))
+        Native.give_up(self._natives(), self._handles(streams))
 
     def synchronize(self, *, streams: Each | None = None) -> list[Fault | None]:
         """Makes :meth:`ferry_ep.Communicator.synchronize` on all ranks; the first exception is raised at the
         end. Returns the input fault of each."""
-        given = [None] * len(self) if streams is None else self._each("streams", streams)
+        given = self._each("streams", streams)
         faults: list[Fault | None] = []
         failed: list[FerryError] = []
         for rank, stream in zip(self, given, strict=True):
@@ -229,13 +196,13 @@ class Communicators(Sequence[Communicator]):
     def close(self) -> None:
         """Closes all ranks, in the order of their numbers; the first exception is raised at the end. If a
         round is open, none is closed. Collective. Synchronizes. A second call does nothing."""
-        ranks = [rank for rank in self if not rank.closed]
+        ends = [end for end in self._ends if not end.native.closed]
         try:
-            _ferry.close_all([rank._native for rank in ranks])
+            Native.close_all([end.native for end in ends])
         finally:
-            for rank in ranks:
-                if rank.closed:
-                    rank._end()
+            for end in ends:
+                if end.native.closed:
+                    end.end()
 
     def __enter__(self) -> Communicators:
         return self
@@ -253,25 +220,14 @@ class Communicators(Sequence[Communicator]):
         if len(self) == self._ranks[0].plan.ranks:
             with suppress(FerryError):
                 self.close()
-        for rank in self:
-            rank._leave()
-
-    def __copy__(self) -> Communicators:
-        """Returns these very communicators: copies of a handle are the handle."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Communicators:
-        """Returns these very communicators: copies of a handle are the handle."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("communicators belong to their process, and cannot be pickled")
+        for end in self._ends:
+            end.leave()
 
     def __repr__(self) -> str:
         return f"<ferry_ep.Communicators {self._ranks}>"
 
-    def _natives(self) -> list[_ferry.Communicator]:
-        return [rank._native for rank in self]
+    def _natives(self) -> list[Native]:
+        return [end.native for end in self._ends]
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """Returns a value for each rank."""
@@ -288,65 +244,26 @@ class Communicators(Sequence[Communicator]):
             )
         return values
 
-    def _calls(self, streams: Each | None) -> list[Call]:
-        each = self._each("streams", streams)
-        return [Call(rank, stream) for rank, stream in zip(self, each, strict=True)]
+    def _all(self, given: Given) -> list[Given]:
+        """Returns the arguments of each rank."""
+        each = [self._each(name, values) for name, values in zip(given._fields, given, strict=True)]
+        return [type(given)(*of_rank) for of_rank in zip(*each, strict=True)]
 
-    def _sending(
-        self,
-        x: Each,
-        topk_ids: Each,
-        topk_weights: Each | None,
-        input_scale: Each | None,
-        tokens: Each | None,
-        streams: Each | None,
-    ) -> tuple[list[Call], list[_ferry.DispatchInput]]:
-        each = zip(
-            self,
-            self._each("x", x),
-            self._each("topk_ids", topk_ids),
-            self._each("topk_weights", topk_weights),
-            self._each("input_scale", input_scale),
-            self._each("tokens_on_device", tokens),
-            self._each("streams", streams),
-            strict=True,
-        )
-        pairs = [rank._sending(*given) for rank, *given in each]
-        return [call for call, _ in pairs], [given for _, given in pairs]
+    def _handles(self, streams: Each | None) -> list[int]:
+        each = zip(self._ends, self._each("streams", streams), strict=True)
+        return [end.stream_of(stream) for end, stream in each]
 
-    def _answering(
+    def _combine(
         self,
         answers: Answers,
         out: Each | None,
         weights: Each | None,
         data_type: str,
         streams: Each | None,
-    ) -> tuple[list[Call], list[_ferry.CombineInput], list[_ferry.CombineOutput], list[Any]]:
-        calls = self._calls(streams)
-        each = [self._each(name, given) for name, given in zip(Answers._fields, answers, strict=True)]
-        given = [Answers(*of_rank) for of_rank in zip(*each, strict=True)]
-        each_out = zip(calls, given, self._each("out", out), self._each("weights", weights), strict=True)
-        outs = [
-            call.communicator._result(of, into, returned, data_type, call.stream)
-            for call, of, into, returned in each_out
-        ]
-        inputs = [call.answers(of) for call, of in zip(calls, given, strict=True)]
-        outputs = [call.sums(*of) for call, of in zip(calls, outs, strict=True)]
-        results = [of if returned is None else (of, returned) for of, returned in outs]
-        return calls, inputs, outputs, results
-
-
-def _streams(calls: list[Call]) -> list[int]:
-    return [call.stream for call in calls]
-
-
-def _finish(calls: list[Call]) -> None:
-    """Waits for all ranks; the first exception is raised at the end."""
-    failed: list[FerryError] = []
-    for call in calls:
-        try:
-            call.finish()
-        except FerryError as error:
-            failed.append(error)
-    if failed:
-        raise failed[0]
+        *,
+        is_half: bool,
+    ) -> list[Any]:
+        """Makes a combine of each rank, or its first half."""
+        given, each = self._all(answers), self._each("streams", streams)
+        outs = list(zip(self._each("out", out), self._each("weights", weights), strict=True))
+        return calls.combine(self._ends, given, outs, data_type, each, is_half=is_half)

@@ -1,0 +1,1 @@
+"""What every interface of the package stands on: the native module, arrays, memory, calls."""
