@@ -1,13 +1,21 @@
-//! Memory of the library for other libraries: DLPack.
+//! DLPack: memory of the library for other libraries, and theirs.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 
-/// Name of a capsule that nobody has taken.
+use crate::tensor::dense;
+
+/// Version of dlpack.h whose structures are these.
+pub(crate) const MAJOR: u32 = 1;
+/// Name of a capsule that nobody has taken, and of one with a version.
 const NAME: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
 
 /// `DLTensor` of dlpack.h, version 1.0.
 #[repr(C)]
@@ -48,6 +56,77 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
+/// `DLManagedTensorVersioned` of dlpack.h.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: *const c_void,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// An array in a capsule of another library.
+pub(crate) struct Given {
+    pub(crate) address: u64,
+    /// Name of its elements' type.
+    pub(crate) element: String,
+    pub(crate) shape: Vec<i64>,
+    /// Steps in elements; `None` without gaps.
+    pub(crate) strides: Option<Vec<i64>>,
+    /// Kind and number, as in dlpack.h.
+    pub(crate) device: (i32, i32),
+    pub(crate) is_read_only: bool,
+}
+
+/// Reads a capsule, and does not consume it. Fails with `ValueError` for one that is not DLPack's.
+pub(crate) fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<Given> {
+    let (tensor, is_read_only) = if capsule.is_valid_checked(Some(VERSIONED)) {
+        let at = capsule
+            .pointer_checked(Some(VERSIONED))?
+            .cast::<Versioned>();
+        // SAFETY: a capsule of this name has the structure, whose first words are the same in every version.
+        let major = unsafe { (*at.as_ptr()).major };
+        if major != MAJOR {
+            return Err(PyValueError::new_err(format!("DLPack version {major}")));
+        }
+        // SAFETY: as above, and the version has these fields. Nobody writes them while the capsule is held.
+        let given = unsafe { at.as_ref() };
+        (&given.tensor, given.flags & READ_ONLY != 0)
+    } else {
+        let at = capsule.pointer_checked(Some(NAME))?.cast::<Managed>();
+        // SAFETY: a capsule of this name has the structure, which nobody writes while it is held.
+        (unsafe { &at.as_ref().tensor }, false)
+    };
+    let numbers = |at: *const i64| {
+        // SAFETY: there is a number for each dimension (dlpack.h).
+        let at = |index: i32| unsafe { at.add(index as usize).read() };
+        (0..tensor.ndim).map(at).collect()
+    };
+    let element = match (tensor.code, tensor.bits, tensor.lanes) {
+        (0, 32, 1) => "int32",
+        (0, 64, 1) => "int64",
+        (1, 8, 1) => "uint8",
+        (1, 16, 1) => "uint16",
+        (1, 32, 1) => "uint32",
+        (2, 16, 1) => "float16",
+        (2, 32, 1) => "float32",
+        (4, 16, 1) => "bfloat16",
+        (10, 8, 1) => "float8_e4m3fn",
+        (14, 8, 1) => "float8_e8m0fnu",
+        (code, bits, _) => &format!("DLPack type ({code}, {bits})"),
+    };
+    Ok(Given {
+        address: tensor.data.addr() as u64 + tensor.byte_offset,
+        element: element.into(),
+        shape: numbers(tensor.shape),
+        strides: (!tensor.strides.is_null()).then(|| numbers(tensor.strides)),
+        device: (tensor.device_type, tensor.device),
+        is_read_only,
+    })
+}
+
 /// A tensor that was handed out, and everything that it refers to.
 struct Exported {
     managed: Managed,
@@ -58,7 +137,7 @@ struct Exported {
 }
 
 /// Returns a DLPack capsule of memory that `owner` keeps alive. `device` is type and number, `element` code
-/// and bits of dlpack.h; strides count elements.
+/// and bits of dlpack.h; strides count elements, and without any there are no gaps.
 #[pyfunction]
 pub(crate) fn dlpack<'py>(
     py: Python<'py>,
@@ -66,10 +145,17 @@ pub(crate) fn dlpack<'py>(
     device: (i32, i32),
     element: (u8, u8),
     shape: Vec<i64>,
-    strides: Vec<i64>,
+    strides: Option<Vec<i64>>,
     owner: Py<PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let ndim = shape.len();
+    let strides = strides.unwrap_or_else(|| {
+        let sizes: Vec<_> = shape.iter().map(|&size| size as usize).collect();
+        dense(&sizes)
+            .into_iter()
+            .map(|stride| stride as i64)
+            .collect()
+    });
     if strides.len() != ndim {
         return Err(PyBufferError::new_err("a stride for each dimension"));
     }

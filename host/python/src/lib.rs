@@ -1,11 +1,11 @@
 //! The native module of the Python package: handles, plain tensors, checked arguments, calls and errors.
 //!
-//! What `ferry_ep` does not hand on is for the Python sources beside it, which turn arrays of other libraries
-//! into [`tensor::Tensor`]s and document the public names.
+//! What `ferry_ep` does not hand on is for the Python sources beside it, which document the public names.
 
 use pyo3::prelude::*;
 
 mod arguments;
+mod arrays;
 mod bootstrap;
 mod calls;
 mod communicator;
@@ -14,6 +14,7 @@ mod errors;
 mod fault;
 mod group;
 mod handles;
+mod interface;
 mod interrupt;
 mod memory;
 mod messages;
@@ -26,6 +27,7 @@ mod process;
 mod reader;
 mod scalars;
 mod silu;
+mod storages;
 mod tensor;
 
 #[pymodule]
@@ -35,6 +37,8 @@ mod _ferry {
 
     #[pymodule_export]
     use super::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+    #[pymodule_export]
+    use super::arrays::{describe, element_named};
     #[pymodule_export]
     use super::bootstrap::Bootstrap;
     #[pymodule_export]
@@ -53,6 +57,8 @@ mod _ferry {
     use super::prepared::{PreparedCombine, PreparedDispatch};
     #[pymodule_export]
     use super::reader::Reader;
+    #[pymodule_export]
+    use super::storages::{require_numpy_memory, require_plain, require_storage};
     #[pymodule_export]
     use super::tensor::Tensor;
 

@@ -8,15 +8,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyTuple, PyType};
 
-use crate::dlpack::DlTensor;
+use crate::dlpack::{DlTensor, MAJOR};
 use crate::errors;
+use crate::storages;
 use crate::tensor::extent;
 
 /// Name of the attribute of a class, and of the capsule in it (dlpack.h, `DLPackExchangeAPI`).
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const NAME: &CStr = c"dlpack_exchange_api";
-/// Version of dlpack.h whose structures are these.
-const MAJOR: u32 = 1;
 /// Most dimensions that an argument has.
 const MOST_DIMENSIONS: usize = 5;
 /// kDLCUDA of dlpack.h.
@@ -255,7 +254,8 @@ fn require_storage(
 ) -> PyResult<()> {
     let py = value.py();
     let element = u64::from(read.bits) * u64::from(read.lanes) / 8;
-    let Some(last) = sizes.last() else {
+    let (dims, strides) = (&sizes.dims[..sizes.rank], &sizes.strides[..sizes.rank]);
+    let Some(last) = storages::last(dims, strides) else {
         return Ok(());
     };
     let storage = value.call_method0(intern!(py, "untyped_storage"))?;
@@ -263,15 +263,8 @@ fn require_storage(
     let offset: u64 = value
         .call_method0(intern!(py, "storage_offset"))?
         .extract()?;
-    let end = last.saturating_add(offset).saturating_add(1);
-    let end = end.saturating_mul(element);
-    if end > there || read.data.is_null() {
-        let dims = &sizes.dims[..sizes.rank];
-        let wanted = format!("a storage of {end} bytes, for shape {dims:?}");
-        let given = format!("one of {there} bytes: it was freed or shrunk, or is not there");
-        return Err(errors::tensor(name, &wanted, &given));
-    }
-    Ok(())
+    let there = if read.data.is_null() { 0 } else { there };
+    storages::require_bytes(name, dims, last.saturating_add(offset), element, there)
 }
 
 /// Whether `value` has the structure of `class`. Unlike `isinstance` this asks no Python, such as the value's
@@ -320,19 +313,6 @@ impl Sizes {
             numbers(read.strides)
         };
         Some(sizes)
-    }
-
-    /// Distance of the last element from the first, in elements; nothing if there is none.
-    fn last(&self) -> Option<u64> {
-        let (dims, strides) = (&self.dims[..self.rank], &self.strides[..self.rank]);
-        if dims.contains(&0) {
-            return None;
-        }
-        let ends = dims.iter().zip(strides);
-        Some(ends.fold(0, |sum, (&dim, &stride)| {
-            let far = (dim as u64 - 1).saturating_mul(stride as u64);
-            far.saturating_add(sum)
-        }))
     }
 
     /// Strides of a tensor of this shape without gaps.

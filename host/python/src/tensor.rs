@@ -41,13 +41,13 @@ pub(crate) fn data_type(name: &str) -> PyResult<DataType> {
 pub(crate) struct Tensor {
     /// Address of the first element.
     #[pyo3(get)]
-    address: u64,
-    data_type: DataType,
-    dims: Vec<usize>,
-    strides: Vec<usize>,
+    pub(crate) address: u64,
+    pub(crate) data_type: DataType,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) strides: Vec<usize>,
     /// Keeps the memory alive.
     #[pyo3(get)]
-    owner: Option<Py<PyAny>>,
+    pub(crate) owner: Option<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -107,6 +107,23 @@ impl Tensor {
 }
 
 impl Tensor {
+    /// The tensor of memory that `owner` keeps alive.
+    pub(crate) const fn found(
+        address: u64,
+        data_type: DataType,
+        dims: Vec<usize>,
+        strides: Vec<usize>,
+        owner: Py<PyAny>,
+    ) -> Self {
+        Self {
+            address,
+            data_type,
+            dims,
+            strides,
+            owner: Some(owner),
+        }
+    }
+
     /// The memory, as the caller of Python promised it.
     pub(crate) fn memory(&self) -> DevicePtr {
         // SAFETY: whoever made the tensor promised that these bytes are its device's, and outlive their use:
@@ -175,7 +192,7 @@ pub(crate) fn extent(dims: &[usize], strides: &[usize], data_type: DataType) -> 
 }
 
 /// Strides, in elements, of a tensor without gaps.
-fn dense(dims: &[usize]) -> Vec<usize> {
+pub(crate) fn dense(dims: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; dims.len()];
     for at in (1..dims.len()).rev() {
         strides[at - 1] = dims[at].saturating_mul(strides[at]);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ferry_ep as ferry
 import numpy as np
 import pytest
+from ferry_ep.core import tensors as arrays
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -106,7 +107,7 @@ def test_other_readers_refuse_tensors_without_memory(of, kind):
 def test_the_native_reader_refuses_tensors_without_memory(bench, kind):
     """It needs no Python for tensors on GPUs; before it looks at the device it looks at the storage."""
     (rank,) = bench(1, gpu=None).ranks
-    reader = ferry.tensors.reader_of_torch()
+    reader = arrays.reader_of_torch()
     if reader is None:
         pytest.skip("this torch has no exchange API")
     x, ids = torch.ones(5, 64, dtype=torch.bfloat16), torch.zeros(5, 2, dtype=torch.int32)

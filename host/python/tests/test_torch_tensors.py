@@ -5,6 +5,7 @@ from __future__ import annotations
 import ferry_ep as ferry
 import numpy as np
 import pytest
+from ferry_ep.core import tensors as arrays
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -96,7 +97,7 @@ def test_signatures_are_equal_for_tensors_that_checks_cannot_tell_apart(bench):
 
 def test_arrays_that_are_made_again_have_memory_of_their_own(bench):
     of = bench(1)
-    made = ferry.tensors.Repeated([("bf16", [3, 8]), ("i64", [5]), ("f32", [0, 2])])
+    made = arrays.Repeated([("bf16", [3, 8]), ("i64", [5]), ("f32", [0, 2])])
     like = torch.zeros(1, device=of.device)
     wanted = [(torch.bfloat16, (3, 8)), (torch.int64, (5,)), (torch.float32, (0, 2))]
     kept = [made.allocate(like) for _ in range(4)]

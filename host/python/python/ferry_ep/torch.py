@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from .core._ferry import capacity_of
 from .core.communicator import Communicator
 from .core.config import Config
-from .core.errors import ArgumentError, ClosedError
+from .core.errors import ArgumentError, ClosedError, refuse
 from .core.handles import Handle
 from .core.outputs import DispatchOutput
 from .core.rank import end_of
 from .core.scalars import shown, whole
-from .core.tensors import TORCH, reader_of_torch, refuse
+from .core.tensors import TORCH, reader_of_torch
 
 __all__ = ["Exchange", "Experts", "MoE", "register"]
 

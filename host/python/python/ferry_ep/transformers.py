@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from .core._ferry import Group, Plan
 from .core.communicator import Communicator
 from .core.config import Config
-from .core.errors import ArgumentError
-from .core.tensors import refuse
+from .core.errors import ArgumentError, refuse
 from .torch import Exchange, Experts, require_layer
 
 __all__ = ["config_of", "expert_parallel"]

@@ -6,30 +6,11 @@ from typing import Any, final
 
 from .config import Config, TensorLayout
 
-__all__ = [
-    "Bootstrap",
-    "CombineInput",
-    "CombineOutput",
-    "Communicator",
-    "DispatchInput",
-    "DispatchOutput",
-    "Fault",
-    "Group",
-    "Places",
-    "Plan",
-    "PreparedCombine",
-    "PreparedDispatch",
-    "Reader",
-    "Tensor",
-    "__version__",
-    "capacity_of",
-    "decode_rows",
-    "dlpack",
-    "format_sizes",
-    "has_cuda",
-    "has_nvshmem",
-    "layout_of",
-]
+__all__ = ["Bootstrap", "Communicator", "Fault", "Group", "Places", "Plan", "Reader", "Tensor"]
+__all__ += ["CombineInput", "CombineOutput", "DispatchInput", "DispatchOutput"]
+__all__ += ["PreparedCombine", "PreparedDispatch", "__version__", "has_cuda", "has_nvshmem"]
+__all__ += ["capacity_of", "decode_rows", "describe", "dlpack", "element_named", "format_sizes", "layout_of"]
+__all__ += ["require_numpy_memory", "require_plain", "require_storage"]
 
 __version__: str
 has_cuda: bool
@@ -41,9 +22,14 @@ _Ranks = Sequence[Communicator]
 _Streams = Sequence[int]
 _Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
-_Inputs = tuple[object, object, object | None, object | None]
-_Answers = tuple[object, object | None, object | None, object | None, object | None]
-_Sums = tuple[object, object | None]
+_Inputs = Sequence[DispatchInput]
+_Outputs = Sequence[DispatchOutput]
+_Answers = Sequence[CombineInput]
+_Sums = Sequence[CombineOutput]
+#: Tensors of another library.
+_Sent = tuple[object, object, object | None, object | None]
+_Returned = tuple[object, object | None, object | None, object | None, object | None]
+_Summed = tuple[object, object | None]
 _Made = Sequence[object]
 
 @final
@@ -418,23 +404,17 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
     @staticmethod
     def create(group: Group, plan: Plan) -> list[Communicator]: ...
     @staticmethod
-    def dispatch(
-        ranks: _Ranks, streams: _Streams, inputs: Sequence[DispatchInput], outputs: Sequence[DispatchOutput]
-    ) -> None: ...
+    def dispatch(ranks: _Ranks, streams: _Streams, inputs: _Inputs, outputs: _Outputs) -> None: ...
     @staticmethod
-    def dispatch_async(ranks: _Ranks, streams: _Streams, inputs: Sequence[DispatchInput]) -> None: ...
+    def dispatch_async(ranks: _Ranks, streams: _Streams, inputs: _Inputs) -> None: ...
     @staticmethod
     def dispatch_counts(ranks: _Ranks, streams: _Streams) -> None: ...
     @staticmethod
-    def dispatch_wait(ranks: _Ranks, streams: _Streams, outputs: Sequence[DispatchOutput]) -> None: ...
+    def dispatch_wait(ranks: _Ranks, streams: _Streams, outputs: _Outputs) -> None: ...
     @staticmethod
-    def combine(
-        ranks: _Ranks, streams: _Streams, inputs: Sequence[CombineInput], outputs: Sequence[CombineOutput]
-    ) -> None: ...
+    def combine(ranks: _Ranks, streams: _Streams, inputs: _Answers, outputs: _Sums) -> None: ...
     @staticmethod
-    def combine_async(
-        ranks: _Ranks, streams: _Streams, inputs: Sequence[CombineInput], outputs: Sequence[CombineOutput]
-    ) -> None: ...
+    def combine_async(ranks: _Ranks, streams: _Streams, inputs: _Answers, outputs: _Sums) -> None: ...
     @staticmethod
     def combine_wait(ranks: _Ranks, streams: _Streams) -> None: ...
     @staticmethod
@@ -459,10 +439,12 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
     ) -> None: ...
     def view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
     def dispatch_tensors(
-        self, reader: Reader, inputs: _Inputs, outputs: _Made, places: Places | None, is_half: bool, /
+        self, reader: Reader, inputs: _Sent, outputs: _Made, places: Places | None, is_half: bool, /
     ) -> bool: ...
     def dispatch_wait_tensors(self, reader: Reader, outputs: _Made, places: Places | None, /) -> None: ...
-    def combine_tensors(self, reader: Reader, answers: _Answers, sums: _Sums, is_half: bool, /) -> bool: ...
+    def combine_tensors(
+        self, reader: Reader, answers: _Returned, sums: _Summed, is_half: bool, /
+    ) -> bool: ...
     def counts(self) -> tuple[int, int]: ...
     def last(self) -> tuple[int, bool]: ...
     def synchronize(self, stream: int, is_part: bool = False) -> Fault | None: ...
@@ -479,8 +461,17 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
 
 def capacity_of(plan: Plan, capacity: int | str) -> tuple[int, int]: ...
 def layout_of(plan: Plan, rows: int, scale_blocks: int, wide_ids: bool) -> list[TensorLayout]: ...
+def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> tuple[Tensor, str]: ...
+def require_storage(name: str, value: Any) -> None: ...
+def require_plain(name: str, value: Any) -> None: ...
+def require_numpy_memory(name: str, value: Any) -> None: ...
 def dlpack(
-    address: int, device: _Pair, element: _Pair, shape: Sequence[int], strides: Sequence[int], owner: object
+    address: int,
+    device: _Pair,
+    element: _Pair,
+    shape: Sequence[int],
+    strides: Sequence[int] | None,
+    owner: object,
 ) -> object: ...
 def decode_rows(
     plan: Plan,
@@ -490,4 +481,5 @@ def decode_rows(
     offsets: tuple[Sequence[int], Sequence[int]],
     input_scale: float | None = None,
 ) -> bytes: ...
+def element_named(name: str) -> str | None: ...
 def format_sizes(format: str) -> tuple[int, int, str | None]: ...

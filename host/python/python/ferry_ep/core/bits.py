@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ._ferry import Plan, decode_rows, format_sizes
+from ._ferry import Plan, decode_rows, describe, format_sizes, require_numpy_memory, require_storage
 from .errors import ArgumentError, TensorError, refuse
 from .memory import PLAIN, View
 from .outputs import DispatchOutput
 from .scalars import number, shown, whole
-from .storages import require_storage
-from .tensors import describe, elements_of, require_numpy_memory, scales_of
+from .tensors import elements_of, scales_of
 
 __all__ = ["decode", "from_bf16", "to_bf16"]
 
@@ -163,7 +162,7 @@ class _Received:
             return None
         if not isinstance(value, numpy.ndarray):
             raise refuse(name, f"an array of NumPy, of {wanted}", type(value).__name__)
-        found = describe(name, value, wanted)
+        found, _ = describe(name, value, wanted)
         if found.data_type not in (wanted, PLAIN.get(wanted)):
             raise refuse(name, f"elements of {wanted}", found.data_type)
         if dimensions is not None and value.ndim != dimensions:

@@ -7,7 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._ferry import CombineInput, CombineOutput, DispatchInput, Tensor, capacity_of, format_sizes, layout_of
+from ._ferry import (
+    CombineInput,
+    CombineOutput,
+    DispatchInput,
+    Tensor,
+    capacity_of,
+    describe,
+    format_sizes,
+    layout_of,
+)
 from ._ferry import Communicator as Native
 from ._ferry import DispatchOutput as Outputs
 from .end import End, Results
@@ -19,11 +28,12 @@ from .errors import (
     ForkError,
     OrderError,
     PoisonedError,
+    refuse,
 )
 from .memory import HOST, Block, DeviceArray, note_use, require_own
 from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .scalars import whole
-from .tensors import Described, Repeated, describe, element, elements_of, refuse, scales_of, stream_of
+from .tensors import Repeated, element, elements_of, scales_of, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,18 +85,14 @@ class _Written(NamedTuple):
     name: str
     value: Any
     wanted: str
-    described: Described
-    nbytes: int
+    tensor: Tensor
     copy: int
 
     def require_same(self) -> None:
         """Raises if the array has other memory than when the call began."""
-        now = describe(self.name, self.value, self.wanted, written=True)
-        if (now.address, now.shape, now.strides) != (
-            self.described.address,
-            self.described.shape,
-            self.described.strides,
-        ):
+        now, _ = describe(self.name, self.value, self.wanted, written=True)
+        then = self.tensor
+        if (now.address, now.shape, now.strides) != (then.address, then.shape, then.strides):
             raise refuse(self.name, "the memory that it had when the call began", "other memory")
 
 
@@ -117,7 +123,7 @@ class Call:
 
     def take(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is read, of elements ``wanted``."""
-        return self._place(name, describe(name, value, wanted))[0]
+        return self._place(name, *describe(name, value, wanted))[0]
 
     def maybe(self, name: str, value: Any, wanted: str) -> Tensor | None:
         """Returns an argument that is read, if it was given."""
@@ -125,9 +131,9 @@ class Call:
 
     def give(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is written."""
-        described = describe(name, value, wanted, written=True)
-        tensor, copy = self._place(name, described)
-        self.written.append(_Written(name, value, wanted, described, tensor.nbytes, copy))
+        described, place = describe(name, value, wanted, written=True)
+        tensor, copy = self._place(name, described, place)
+        self.written.append(_Written(name, value, wanted, described, copy))
         return tensor
 
     def input(self, given: Sent) -> DispatchInput:
@@ -149,7 +155,7 @@ class Call:
         rows, blocks = whole("out.rows", out.rows), whole("out.scale_blocks", out.scale_blocks)
         tensors = {}
         plan = self.end.plan
-        wide_ids = out.ids is not None and describe("ids", out.ids, "i32").data_type == "i64"
+        wide_ids = out.ids is not None and describe("ids", out.ids, "i32")[0].data_type == "i64"
         for name, data_type, shape, _, _ in layout_of(plan, rows, blocks, wide_ids):
             value = getattr(out, name)
             if value is None:
@@ -191,7 +197,7 @@ class Call:
 
     def silu_output(self, like: Any, format: str) -> SiluOutput:
         """Allocates the outputs of a fused SiLU of ``like``."""
-        shape = describe("input", like, "bf16").shape
+        shape = describe("input", like, "bf16")[0].shape
         if len(shape) != 2:
             raise refuse("input", "2 dimensions", f"shape {list(shape)}")
         rows, columns = shape[0], shape[1] // 2
@@ -243,7 +249,7 @@ class Call:
                 continue
             try:
                 written.require_same()
-                self.end.native.download(written.copy, written.described.address, written.nbytes)
+                self.end.native.download(written.copy, written.tensor.address, written.tensor.nbytes)
             except FerryError as error:
                 failed.append(error)
         if failed:
@@ -252,24 +258,23 @@ class Call:
     def _allocate(self, like: Any, *layouts: tuple[str, list[int]]) -> list[Any]:
         return self.end.allocate(Repeated(list(layouts)), like, self.stream)
 
-    def _place(self, name: str, described: Described) -> tuple[Tensor, int]:
+    def _place(self, name: str, tensor: Tensor, place: str) -> tuple[Tensor, int]:
         """Returns the tensor on the rank's device, and the address of its copy, 0 if it is none."""
         end, device = self.end, self.end.native.device
-        if described.device in ("rank", device):
-            require_own(name, described.owner, end.blocks)
-            self._record(described.owner)
-            return described.tensor(), 0
-        if described.device != "cpu" or not end.copies:
+        if place in ("rank", device):
+            require_own(name, tensor.owner, end.blocks)
+            self._record(tensor.owner)
+            return tensor, 0
+        if place != "cpu" or not end.copies:
             wanted = "the CPU" if end.copies else device
-            raise refuse(name, f"memory of {wanted}", f"memory of {described.device}")
+            raise refuse(name, f"memory of {wanted}", f"memory of {place}")
         self.copies = True
-        return self._copy(described)
+        return self._copy(tensor)
 
     def _record(self, owner: Any) -> None:
         """Tells torch, or a lent array, that it is used on another stream than its own."""
-        if isinstance(owner, Tensor):
-            if isinstance(owner.owner, DeviceArray):
-                note_use(owner.owner, self.stream)
+        if isinstance(owner, DeviceArray):
+            note_use(owner, self.stream)
             return
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(owner, torch.Tensor) or not owner.is_cuda:
@@ -278,13 +283,13 @@ class Call:
             return
         owner.record_stream(stream_of(self.stream, owner.device))
 
-    def _copy(self, described: Described) -> tuple[Tensor, int]:
+    def _copy(self, tensor: Tensor) -> tuple[Tensor, int]:
         """Copies a CPU array to memory of this call."""
-        nbytes = described.tensor().nbytes
-        block = self.end.blocks.lend(nbytes, HOST)
+        block = self.end.blocks.lend(tensor.nbytes, HOST)
         self.blocks.append(block)
-        self.end.native.upload(block.address, described.address, nbytes)
-        return described.tensor(block.address), block.address
+        self.end.native.upload(block.address, tensor.address, tensor.nbytes)
+        copy = Tensor(block.address, tensor.data_type, tensor.shape, tensor.strides, owner=tensor.owner)
+        return copy, block.address
 
 
 def result(end: End, given: Answers, out: Any, weights: Any, data_type: str, stream: int) -> tuple[Any, Any]:
@@ -453,10 +458,10 @@ def _require_apart(calls: Sequence[Call]) -> None:
     """Raises if two arrays that calls write have a byte in common."""
     # CPU arrays and memory of the simulator have addresses of their own.
     all_written = sorted(
-        (written.copy > 0, written.described.address, written.nbytes, call.end.native.rank, written.name)
+        (written.copy > 0, written.tensor.address, written.tensor.nbytes, call.end.native.rank, written.name)
         for call in calls
         for written in call.written
-        if written.nbytes > 0
+        if written.tensor.nbytes > 0
     )
     for one, other in itertools.pairwise(all_written):
         if one[0] == other[0] and one[1] + one[2] > other[1]:

@@ -6,11 +6,11 @@ import math
 import weakref
 from typing import Any
 
-from ._ferry import Communicator, Group, Tensor, dlpack
+from ._ferry import Communicator, Group, Tensor, describe, dlpack
 from .errors import ArgumentError, ClosedError, ForkError, OrderError, refuse
 from .handles import Handle
 from .scalars import shape_of
-from .tensors import NUMPY, dense, describe, element
+from .tensors import NUMPY, element
 
 __all__ = ["HOST", "PLAIN", "Block", "Blocks", "DeviceArray", "Memory", "View", "ViewArray"]
 __all__ += ["lend", "note_use", "require_own"]
@@ -177,11 +177,10 @@ class Memory(Handle):
         device = self.__dlpack_device__()
         if options.get("copy") or options.get("dl_device") not in (None, device):
             raise BufferError(f"only without a copy, and on device {device}")
-        element, shape = _ELEMENTS.get(self.data_type, (1, 8)), self._bytes_shape()
-        strides = dense(shape)
-        if self._strides is not None:
-            strides = tuple(8 * stride // element[1] for stride in self._bytes_strides() or ())
-        return dlpack(self._live(), device, element, shape, strides, self)
+        element, strides = _ELEMENTS.get(self.data_type, (1, 8)), self._bytes_strides()
+        if strides is not None:
+            strides = tuple(8 * stride // element[1] for stride in strides)
+        return dlpack(self._live(), device, element, self._bytes_shape(), strides, self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
@@ -269,13 +268,12 @@ class DeviceArray(Memory):
     def copy_from(self, array: Any) -> None:
         """Copies a CPU array of the same shape and type into it. Synchronizes."""
         self._require()
-        given = describe("array", array, self.data_type)
-        tensor = given.tensor()
+        given, place = describe("array", array, self.data_type)
         is_type = given.data_type in (self.data_type, PLAIN.get(self.data_type))
-        is_dense = given.shape == self.shape and tensor.nbytes == self.nbytes
-        if given.device != "cpu" or not is_type or not is_dense:
+        is_dense = tuple(given.shape) == self.shape and given.nbytes == self.nbytes
+        if place != "cpu" or not is_type or not is_dense:
             wanted = f"a CPU array of {self.data_type} without gaps, shape {list(self.shape)}"
-            raise refuse("array", wanted, f"{given.data_type} {list(given.shape)} on {given.device}")
+            raise refuse("array", wanted, f"{given.data_type} {given.shape} on {place}")
         self._blocks.native.upload(self._address, given.address, self.nbytes)
 
     def _require(self) -> None:
@@ -303,8 +301,6 @@ def note_use(array: DeviceArray, stream: int) -> None:
 
 def require_own(name: str, owner: Any, blocks: Blocks) -> None:
     """Raises :class:`ferry_ep.TensorError` for an array of another rank's device."""
-    if isinstance(owner, Tensor):
-        owner = owner.owner
     if not isinstance(owner, Memory) or owner._blocks is blocks:
         return
     here, there = blocks.native, owner._blocks.native

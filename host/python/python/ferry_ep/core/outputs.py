@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from ._ferry import describe
 from .config import with_fields
 from .errors import ArgumentError, refuse
 from .memory import Memory
 from .scalars import shown, whole
-from .tensors import describe
 
 __all__ = ["TENSORS", "DispatchOutput", "ReceivedCounts", "SiluOutput"]
 
@@ -113,7 +113,7 @@ class DispatchOutput:
         if isinstance(offsets, Memory):
             offsets = offsets.numpy()
         else:
-            shape = describe("row_offsets", offsets, "u32").shape
+            shape = describe("row_offsets", offsets, "u32")[0].shape
             if len(shape) != 1 or not hasattr(offsets, "__getitem__"):
                 raise refuse("row_offsets", "1 dimension", f"shape {list(shape)}")
         groups = offsets.shape[0] - 1

@@ -6,8 +6,8 @@ import operator
 import sys
 from typing import Any, SupportsIndex
 
+from ._ferry import require_storage
 from .errors import ArgumentError
-from .storages import require_storage
 
 __all__ = ["flag", "number", "shape_of", "shown", "text", "whole"]
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.end import End
+from ..core.communicator import Communicator
+from ..core.rank import end_of
 from ..core.tensors import reader_of_torch
 
-__all__ = ["Allocate", "Direct", "Memory"]
+__all__ = ["Allocate", "Direct"]
 
 #: Allocates a tensor, not cleared, of these sizes, strides and type.
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
@@ -39,17 +40,33 @@ def _quick(index: int) -> Allocate | None:
     return None
 
 
-class Memory:
-    """Allocates tensors on the device of a communicator."""
+class Direct:
+    """Calls of a communicator in torch's current stream, whose tensors need no description
+    (:func:`.checks.signature`), and memory on its device. ``dispatch`` and ``combine`` return whether the
+    stream is captured.
+    """
 
-    def __init__(self, end: End) -> None:
-        device = end.native.device
+    def __init__(self, communicator: Communicator) -> None:
+        end, reader = end_of(communicator), reader_of_torch()
+        native, device = end.native, end.native.device
         self.device = torch.device(device if device.startswith("cuda:") else "cpu")
         self._index = self.device.index
         # It keeps the interpreter's lock, also where it waits for the GPU to free memory, and so for a kernel
         # that waits for another rank, whose thread needs that lock.
         has_lock = self._index is not None and len(end.peers) == 1
         self._quick = _quick(self._index) if has_lock else None
+        #: Whether there are these calls: on a GPU, in a torch with DLPack's exchange API.
+        self.is_there = self._index is not None and not end.copies and reader is not None
+        if self.is_there:
+            assert reader is not None
+            #: Takes ``x``, ``topk_ids``, ``topk_weights`` and the scales of ``x``; the outputs, and their
+            #: places, of which a first half takes the kept ids alone; and whether it is one.
+            self.dispatch = partial(native.dispatch_tensors, reader)
+            #: Takes the outputs and their places.
+            self.dispatch_wait = partial(native.dispatch_wait_tensors, reader)
+            #: Takes ``expert_rows``, ``topk_weights``, ``received_weights`` and two of ``initial``, blocks of
+            #: rows as they are; ``out`` and ``weights``; and whether it is a first half.
+            self.combine = partial(native.combine_tensors, reader)
 
     def now(self) -> Allocate:
         """Returns the function that allocates as long as the current GPU is the same."""
@@ -64,24 +81,3 @@ class Memory:
 
     def _allocate(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
-
-
-class Direct:
-    """Calls of a communicator in torch's current stream, whose tensors need no description
-    (:func:`.checks.signature`). ``dispatch`` and ``combine`` return whether the stream is captured.
-    """
-
-    def __init__(self, end: End) -> None:
-        reader, native = reader_of_torch(), end.native
-        #: Whether there are these calls: on a GPU, in a torch with DLPack's exchange API.
-        self.is_there = native.device.startswith("cuda:") and not end.copies and reader is not None
-        if self.is_there:
-            assert reader is not None
-            #: Takes ``x``, ``topk_ids``, ``topk_weights`` and the scales of ``x``; the outputs, and their
-            #: places, of which a first half takes the kept ids alone; and whether it is one.
-            self.dispatch = partial(native.dispatch_tensors, reader)
-            #: Takes the outputs and their places.
-            self.dispatch_wait = partial(native.dispatch_wait_tensors, reader)
-            #: Takes ``expert_rows``, ``topk_weights``, ``received_weights`` and two of ``initial``, blocks of
-            #: rows as they are; ``out`` and ``weights``; and whether it is a first half.
-            self.combine = partial(native.combine_tensors, reader)

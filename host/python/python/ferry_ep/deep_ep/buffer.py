@@ -13,9 +13,8 @@ from ..core import config as plans
 from ..core._ferry import Fault, Group, Plan
 from ..core.bootstraps import torch_bootstrap
 from ..core.communicator import Communicator
-from ..core.errors import ArgumentError, DeviceError
+from ..core.errors import ArgumentError, DeviceError, refuse
 from ..core.scalars import whole
-from ..core.tensors import refuse
 from .absent import refuse_absent, require_present
 from .checks import (
     require_bias,

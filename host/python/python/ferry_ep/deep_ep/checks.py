@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import ArgumentError
+from ..core._ferry import require_plain, require_storage
+from ..core.errors import ArgumentError, refuse
 from ..core.scalars import shown, whole
-from ..core.storages import require_storage
-from ..core.tensors import reader_of_torch, refuse, require_plain
+from ..core.tensors import reader_of_torch
 from .settings import say_once
 from .tuning import MOST_SMS, Config, topk_idx_t
 

@@ -15,7 +15,7 @@ from ..core.communicator import Communicator
 from ..core.errors import FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..core.outputs import TENSORS, DispatchOutput
 from ..core.rank import end_of
-from .anew import Direct, Memory
+from .anew import Direct
 from .checks import signature
 from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
 from .faults import Faults
@@ -142,7 +142,7 @@ class _Half(NamedTuple):
 class _Outputs:
     """Tensors that dispatches on a GPU return, those of :class:`Blocks`, and one that has all else."""
 
-    def __init__(self, plan: Plan, shape: tuple[int, int, int], memory: Memory) -> None:
+    def __init__(self, plan: Plan, shape: tuple[int, int, int], direct: Direct) -> None:
         """Takes the shape of the rows."""
         experts, rows, hidden = shape
         visible = ["tokens", "expert_counts"]
@@ -159,11 +159,11 @@ class _Outputs:
         packed = ("src_info", "source_ranges", *_UNSEEN)
         self.places = Places(plan, visible, packed, experts * rows, 0, True)
         self._kinds += [((experts,), (1,), torch.int32), ((self.places.words,), (1,), torch.int64)]
-        self._memory = memory
+        self._direct = direct
 
     def allocate(self) -> list[Tensor]:
         """Allocates those of a dispatch."""
-        new = self._memory.now()
+        new = self._direct.now()
         return [new(*kind) for kind in self._kinds]
 
 
@@ -183,14 +183,13 @@ class _Round:
         self._end = end_of(communicator)
         self._capture = self._end.native.capture
         #: Calls with plain tensors.
-        self.direct = Direct(self._end)
-        self.memory = Memory(self._end)
+        self.direct = Direct(communicator)
         self.graphs = Graphs(communicator)
         self._outputs: _Outputs | None = None
 
     def begin(self, ordered: InPlace | Ordered) -> Self:
         """Begins a call of the communicator in torch's current stream, after the last call in any."""
-        self._begin(ordered.halves(self.memory.device))
+        self._begin(ordered.halves(self.direct.device))
         return self
 
     def _begin(self, halves: Halves) -> None:
@@ -209,7 +208,7 @@ class _Round:
 
     def _begin_hook(self, sent: Halves, used: tuple[Tensor | None, ...]) -> None:
         """Begins the hook of a call, which was made in the stream ``sent``, in the current one."""
-        device = self.memory.device
+        device = self.direct.device
         halves = Halves.of(device)
         if halves.handle != sent.handle:
             if sent.is_captured and sent.capture == self._capture(sent.handle):
@@ -223,7 +222,7 @@ class _Round:
         """Ends the call whose hook failed, without its results. Collective."""
         communicator, self.hook = self.communicator, None
         if communicator.round == "dispatch sent":
-            like = torch.empty(0, dtype=torch.bfloat16, device=self.memory.device)
+            like = torch.empty(0, dtype=torch.bfloat16, device=self.direct.device)
             communicator.dispatch_wait(out=communicator.outputs(like, id_type="i64"))
         elif communicator.round == "combine sent":
             opened = self._end.opened
@@ -233,7 +232,7 @@ class _Round:
     def outputs(self, shape: tuple[int, int, int]) -> _Outputs | None:
         """Returns the tensors of dispatches, rows of ``shape``; ``None`` if calls need a description."""
         if self._outputs is None and self.direct.is_there:
-            self._outputs = _Outputs(self.communicator.plan, shape, self.memory)
+            self._outputs = _Outputs(self.communicator.plan, shape, self.direct)
         return self._outputs
 
     def hook_of(
@@ -375,7 +374,7 @@ class LatencyLane(Rounds[_Round]):
         try:
             shape = (handle.topk[0], rows.shape[2])
             if out is None:
-                out = opened.memory.now()(shape, (shape[1], 1), torch.bfloat16)
+                out = opened.direct.now()(shape, (shape[1], 1), torch.bfloat16)
             if is_plain and opened.direct.is_there:
                 answers = (rows, weights, None, None, None)
                 opened.direct.combine(answers, (out, None), is_split)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import ArgumentError, ClosedError
+from ..core.errors import ArgumentError, ClosedError, refuse
 from ..core.scalars import whole
-from ..core.tensors import refuse
 from .absent import Absent, refuse_absent, refuse_forks
 from .checks import require_memory, require_on, require_readable, require_rows, require_tensor, signature
 from .events import IN_CURRENT, EventOverlap, InPlace, Ordered, mark_used

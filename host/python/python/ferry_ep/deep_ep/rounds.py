@@ -14,8 +14,7 @@ from ..core._ferry import Places
 from ..core.communicator import Communicator
 from ..core.errors import ArgumentError, FaultError, OrderError, PeerGaveUp, PoisonedError
 from ..core.outputs import DispatchOutput, ReceivedCounts
-from ..core.rank import end_of
-from .anew import Direct, Memory
+from .anew import Direct
 from .events import InPlace, Ordered
 from .faults import Faults
 from .graphs import Graphs, Held
@@ -81,9 +80,8 @@ class Round:
         self.handle: Routing | None = None
         self.sent = 0
         self.graphs = Graphs(communicator)
-        end = end_of(communicator)
         #: Calls with plain tensors.
-        self.direct = Direct(end)
+        self.direct = Direct(communicator)
         config = communicator.plan.config
         self._hidden, self._top_k, self._experts = config.hidden, config.top_k, config.experts
         #: Scales of a row, and the type of its elements.
@@ -95,7 +93,6 @@ class Round:
         if communicator.device.startswith("cuda:"):
             properties = torch.cuda.get_device_properties(communicator.device)
             self.most_sms = self.most_sms or properties.multi_processor_count
-        self._memory = Memory(end)
 
     def limit(self, num_sms: int) -> None:
         """Sets the multiprocessors of the next calls, 0 for all."""
@@ -109,7 +106,7 @@ class Round:
     def _outputs(self, of: int, rows: int, tokens: int, ids: Tensor) -> tuple[list[Tensor], Places]:
         """Allocates the outputs of a dispatch with ids of this type, and returns them and their places."""
         places = self._places(of, rows, tokens, ids.dtype == torch.int64)
-        new, hidden, top_k = self._memory.now(), self._hidden, self._top_k
+        new, hidden, top_k = self.direct.now(), self._hidden, self._top_k
         made = []
         if of != _HALF:
             made.append(new((rows, hidden), (hidden, 1), self._dtype))
@@ -214,7 +211,7 @@ class Round:
     def combine(self, answers: Answers, is_plain: bool) -> tuple[Tensor, Tensor | None]:
         """Makes the combine of a routing. Returns the sums, and the weights, if there are some."""
         rows, weights, initial, routing = answers
-        new, tokens, is_wanted = self._memory.now(), routing.topk[0], weights is not None
+        new, tokens, is_wanted = self.direct.now(), routing.topk[0], weights is not None
         sums = new((tokens, self._hidden), (self._hidden, 1), torch.bfloat16)
         # The plan's rows bring weights, wanted or not.
         returned = new((tokens, self._top_k), (self._top_k, 1), torch.float32)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.tensors import refuse
+from ..core.errors import refuse
 from .checks import require_rows, require_tensor
 
 __all__ = ["GROUP", "Rows", "given", "rows_of"]
