@@ -13,6 +13,7 @@ use crate::report;
 
 mod heads;
 mod imports;
+mod python;
 mod rooms;
 mod source;
 mod tuning;
@@ -43,7 +44,7 @@ const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>)
     Rule { name, check }
 }
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
     of_file("files-are-short", files_are_short),
     of_file("lines-are-short", lines_are_short),
@@ -55,6 +56,7 @@ const RULES: [Rule; 13] = [
     of_file("doc-comments-have-a-head", heads::check),
     of_tree("no-import-circles", imports::check),
     of_tree("imports-run-down", rooms::check),
+    of_tree("python-imports-run-down", python::check),
     of_tree("measured-has-an-entry", tuning::check),
     of_tree("log-is-in-order", tuning::check_order),
 ];

@@ -48,9 +48,18 @@ fn circles(files: &[SourceFile], folder: &str) -> Vec<Complaint> {
     };
     let unread = library.unread.iter().cloned();
     let mut complaints: Vec<_> = unread.collect();
-    let mut seen = BTreeSet::new();
+    let circles = circles_of(&imports).into_iter();
+    let others = circles.filter(|(_, way)| way != RECURSION);
+    complaints
+        .extend(others.map(|(start, way)| complaint(&start, format!("import circle: {way}"))));
+    complaints
+}
+
+/// The circles of imports: for each a file, and the way from it to itself, without the endings of names.
+pub(super) fn circles_of(imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<(String, String)> {
+    let (mut circles, mut seen) = (Vec::new(), BTreeSet::new());
     for start in imports.keys() {
-        let Some(circle) = way(&imports, start, start) else {
+        let Some(circle) = way(imports, start, start) else {
             continue;
         };
         let members: BTreeSet<_> = circle.iter().copied().collect();
@@ -58,16 +67,14 @@ fn circles(files: &[SourceFile], folder: &str) -> Vec<Complaint> {
             continue;
         }
         seen.extend(members);
-        let way: Vec<_> = circle
-            .iter()
-            .map(|path| path.trim_end_matches(".rs"))
-            .collect();
-        let way = way.join(" -> ");
-        if way != RECURSION {
-            complaints.push(complaint(start, format!("import circle: {way}")));
-        }
+        let names = circle.iter().map(|path| {
+            let name = path.rsplit_once('.');
+            name.map_or(*path, |(name, _)| name)
+        });
+        let way = names.collect::<Vec<_>>().join(" -> ");
+        circles.push((start.clone(), way));
     }
-    complaints
+    circles
 }
 
 /// The shortest path over one or more imports, from the first file to the last, both included.

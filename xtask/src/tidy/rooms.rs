@@ -1,32 +1,47 @@
-//! Imports between the rooms of a crate, the modules of its root, follow a committed order.
+//! Imports between the rooms of a crate or a package, the modules of its root, follow a committed order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::imports::{self, Crate};
 use super::source::{Complaint, SourceFile};
 
-/// The file with a line for each crate: the folder of its sources, and its rooms from the top floor down.
+/// The file with a line for each crate and package: its folder, and its rooms from the top floor down.
 pub(super) const ROOMS: &str = "xtask/rooms.txt";
+
+/// The files that each file of a folder imports from, by their paths in it.
+pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// Complaints about imports of a room from one above it, and about rooms that the order lacks.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Complaint> {
-    let orders = files.iter().find(|file| file.path == ROOMS);
-    let orders = orders.map_or("", |file| &file.text);
-    let folders = imports::folders(files);
+    let (orders, folders) = (orders(files), imports::folders(files));
     folders
         .iter()
         .flat_map(|folder| {
-            let order = orders.lines().find_map(|line| {
-                let (place, rooms) = line.split_once(':')?;
-                (format!("{place}/") == *folder).then_some(rooms)
-            });
-            back_up(files, folder, order.unwrap_or(""))
+            let order = orders.get(folder).copied().unwrap_or("");
+            let imports = Crate::read(files, folder).imports_of_modules();
+            back_up(folder, order, &imports, is_below_root)
         })
         .collect()
 }
 
-/// The complaints about one crate.
-fn back_up(files: &[SourceFile], folder: &str, order: &str) -> Vec<Complaint> {
+/// The rooms of each folder that the file names, with a trailing slash.
+pub(super) fn orders(files: &[SourceFile]) -> BTreeMap<String, &str> {
+    let file = files.iter().find(|file| file.path == ROOMS);
+    let lines = file.map_or("", |file| &file.text).lines();
+    let orders = lines.filter_map(|line| line.split_once(": "));
+    orders
+        .map(|(place, rooms)| (format!("{place}/"), rooms))
+        .collect()
+}
+
+/// The complaints about one folder. `is_below_root`: whether a room is not the root, which is above all
+/// others and has no place in the order.
+pub(super) fn back_up(
+    folder: &str,
+    order: &str,
+    imports: &Imports,
+    is_below_root: fn(&str) -> bool,
+) -> Vec<Complaint> {
     let order: Vec<&str> = order.split_whitespace().collect();
     let floor = |room: &str| order.iter().position(|other| *other == room);
     let complaint = |path: &str, text: String| Complaint {
@@ -36,15 +51,15 @@ fn back_up(files: &[SourceFile], folder: &str, order: &str) -> Vec<Complaint> {
     };
     let mut complaints = Vec::new();
     let (mut unknown, mut known) = (BTreeSet::new(), BTreeSet::new());
-    for (path, targets) in Crate::read(files, folder).imports_of_modules() {
-        let own = room(&path);
+    for (path, targets) in imports {
+        let own = room(path);
         for room in targets.iter().map(|target| room(target)).chain([own]) {
             match floor(room) {
                 Some(_) => known.insert(room.to_owned()),
                 None => is_below_root(room) && unknown.insert(room.to_owned()),
             };
         }
-        for target in &targets {
+        for target in targets {
             let above = room(target);
             let runs_up = match (floor(above), floor(own)) {
                 (Some(above), Some(own)) => above < own,
@@ -52,7 +67,7 @@ fn back_up(files: &[SourceFile], folder: &str, order: &str) -> Vec<Complaint> {
             };
             if runs_up {
                 let text = format!("`{own}` imports from `{above}`, which is above it ({target})");
-                complaints.push(complaint(&path, text));
+                complaints.push(complaint(path, text));
             }
         }
     }
@@ -76,10 +91,10 @@ fn back_up(files: &[SourceFile], folder: &str, order: &str) -> Vec<Complaint> {
     complaints
 }
 
-/// The room of a file: the module of the crate's root that it belongs to.
+/// The room of a file: the module of the root that it belongs to.
 fn room(path: &str) -> &str {
     let first = path.split('/').next().unwrap_or(path);
-    first.strip_suffix(".rs").unwrap_or(first)
+    first.split('.').next().unwrap_or(first)
 }
 
 /// Whether a room is not the root itself, which is above all others.
