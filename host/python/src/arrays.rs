@@ -4,6 +4,7 @@
 
 use ferry::DataType;
 use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule};
 
@@ -77,32 +78,32 @@ pub(crate) fn describe(
     value: &Bound<'_, PyAny>,
     wanted: &str,
     written: bool,
-) -> PyResult<(Tensor, String)> {
+) -> PyResult<(Py<Tensor>, String)> {
     let argument = Argument {
         name,
         value,
         wanted: tensor::data_type(wanted)?,
         is_written: written,
     };
+    // Memory of this package, as most arguments of a hot path are.
+    if let Some(tensor) = argument.of_ferry()? {
+        let found = Found::of_tensor(&tensor).taken_for(argument.wanted);
+        argument.check(&found)?;
+        let is_same = found.data_type == tensor.get().data_type;
+        let tensor = if is_same {
+            tensor.unbind()
+        } else {
+            found.tensor(value.py())?
+        };
+        return Ok((tensor, ON_RANK.into()));
+    }
     let found = argument.found()?.taken_for(argument.wanted);
-    if found.address == 0 && !found.dims.contains(&0) {
-        return Err(argument.refuse("memory", "none: its address is 0"));
-    }
-    let given = found.data_type;
-    if argument.wanted == DataType::I32 && given == DataType::U32 {
-        let other = if name == "topk_ids" { " or i64" } else { "" };
-        return Err(argument.refuse(&format!("elements of i32{other}"), given.name()));
-    }
-    let is_bf16 = [DataType::Bf16, DataType::U16].contains(&given);
-    if argument.wanted == DataType::Bf16 && !is_bf16 && !written {
-        return Err(argument.refuse(&argument.elements()?, given.name()));
-    }
-    let (dims, strides) = (found.dims, found.strides);
-    let tensor = Tensor::found(found.address, given, dims, strides, found.owner);
-    Ok((tensor, found.place))
+    argument.check(&found)?;
+    let place = found.place.clone();
+    Ok((found.tensor(value.py())?, place))
 }
 
-impl Argument<'_, '_> {
+impl<'py> Argument<'_, 'py> {
     fn refuse(&self, wanted: &str, given: &str) -> PyErr {
         errors::tensor(self.name, wanted, given)
     }
@@ -123,16 +124,55 @@ impl Argument<'_, '_> {
         Ok(self.value.get_type().name()?.to_string())
     }
 
+    /// Checks the address and the elements.
+    fn check(&self, found: &Found) -> PyResult<()> {
+        if found.address == 0 && !found.dims.contains(&0) {
+            return Err(self.refuse("memory", "none: its address is 0"));
+        }
+        let given = found.data_type;
+        if self.wanted == DataType::I32 && given == DataType::U32 {
+            let other = if self.name == "topk_ids" {
+                " or i64"
+            } else {
+                ""
+            };
+            return Err(self.refuse(&format!("elements of i32{other}"), given.name()));
+        }
+        let is_bf16 = [DataType::Bf16, DataType::U16].contains(&given);
+        if self.wanted == DataType::Bf16 && !is_bf16 && !self.is_written {
+            return Err(self.refuse(&self.elements()?, given.name()));
+        }
+        Ok(())
+    }
+
+    /// The tensor that the value is, or stands for.
+    fn of_ferry(&self) -> PyResult<Option<Bound<'py, Tensor>>> {
+        if let Ok(tensor) = self.value.cast::<Tensor>() {
+            return Ok(Some(tensor.clone()));
+        }
+        let method = intern!(self.value.py(), "__ferry_tensor__");
+        let Some(read) = self.value.getattr_opt(method)? else {
+            return Ok(None);
+        };
+        let (tensor, is_writable): (_, bool) = read.call0()?.extract()?;
+        if self.is_written && !is_writable {
+            return Err(self.read_only()?);
+        }
+        Ok(Some(tensor))
+    }
+
+    fn read_only(&self) -> PyResult<PyErr> {
+        let given = format!("a read-only {}", self.class()?);
+        Ok(self.refuse("memory that can be written", &given))
+    }
+
     fn is_of(&self, module: &str, class: &str) -> PyResult<bool> {
         storages::is_of(self.value, module, class)
     }
 
-    /// Describes the value in the words of its library.
+    /// Describes an array in the words of its library.
     fn found(&self) -> PyResult<Found> {
         let value = self.value;
-        if let Ok(tensor) = value.cast::<Tensor>() {
-            return Ok(Found::of_tensor(tensor));
-        }
         if self.is_of("torch", "Tensor")? {
             let found = self.of_torch()?;
             if !self.is_written {
@@ -141,18 +181,11 @@ impl Argument<'_, '_> {
             return Ok(found);
         }
         let is_numpy = self.is_of("numpy", "ndarray")?;
-        let ours = value.getattr_opt("__ferry_tensor__")?;
-        let ours = ours.map(|read| read.call0()?.extract::<(Bound<'_, Tensor>, bool)>());
-        let ours = ours.transpose()?;
-        if self.is_written && !self.is_writable(is_numpy, ours.as_ref().map(|(_, is)| *is))? {
-            let given = format!("a read-only {}", self.class()?);
-            return Err(self.refuse("memory that can be written", &given));
+        if self.is_written && !self.is_writable(is_numpy)? {
+            return Err(self.read_only()?);
         }
         if is_numpy {
             return self.of_numpy();
-        }
-        if let Some((tensor, _)) = ours {
-            return Ok(Found::of_tensor(&tensor));
         }
         if value.hasattr("__cuda_array_interface__")? {
             return self.of_cuda_interface();
@@ -165,14 +198,11 @@ impl Argument<'_, '_> {
     }
 
     /// Whether calls may write an array of any library but torch; DLPack alone says so later.
-    fn is_writable(&self, is_numpy: bool, ours: Option<bool>) -> PyResult<bool> {
+    fn is_writable(&self, is_numpy: bool) -> PyResult<bool> {
         let value = self.value;
         if is_numpy {
             let flags = value.getattr("flags")?;
             return flags.getattr("writeable")?.is_truthy();
-        }
-        if let Some(is_writable) = ours {
-            return Ok(is_writable);
         }
         if value.hasattr("__cuda_array_interface__")? {
             return Ok(!self.interface()?.is_read_only);
@@ -331,8 +361,7 @@ impl Argument<'_, '_> {
         let capsule = self.exported().map_err(failed)?;
         let given = dlpack::read(&capsule).map_err(failed)?;
         if self.is_written && given.is_read_only {
-            let given = format!("a read-only {}", self.class()?);
-            return Err(self.refuse("memory that can be written", &given));
+            return Err(self.read_only()?);
         }
         let data_type = self.data_type(&given.element)?;
         // kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
@@ -394,6 +423,12 @@ impl Found {
             place: ON_RANK.into(),
             owner: owner.unwrap_or_else(|| tensor.clone().into_any().unbind()),
         }
+    }
+
+    fn tensor(self, py: Python<'_>) -> PyResult<Py<Tensor>> {
+        let (address, data_type) = (self.address, self.data_type);
+        let tensor = Tensor::found(address, data_type, self.dims, self.strides, self.owner);
+        Py::new(py, tensor)
     }
 
     /// Takes bits of the same size for `wanted`, as libraries have no better name for them.

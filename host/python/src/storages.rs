@@ -2,14 +2,18 @@
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 use crate::errors;
 
 /// Whether a value is an instance of a module's class, if that module was imported already.
 pub(crate) fn is_of(value: &Bound<'_, PyAny>, module: &str, class: &str) -> PyResult<bool> {
-    let modules = value.py().import("sys")?.getattr("modules")?;
-    let module = modules.cast_into::<PyDict>()?.get_item(module)?;
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let py = value.py();
+    let modules = || -> PyResult<_> { Ok(py.import("sys")?.getattr("modules")?.extract()?) };
+    let modules = MODULES.get_or_try_init(py, modules)?;
+    let module = modules.bind(py).get_item(module)?;
     match module.map(|module| module.getattr_opt(class)).transpose()? {
         Some(Some(class)) => value.is_instance(&class),
         _ => Ok(false),

@@ -188,17 +188,8 @@ class Communicator(Rank):
         Returns ``out``, and with ``received_weights`` the tuple ``(out, weights)``. Raises as
         :meth:`dispatch` does.
         """
-        answers = Answers(
-            expert_rows,
-            topk_weights,
-            row_weights,
-            row_scales,
-            bias,
-            bias2,
-            residual,
-            initial,
-            received_weights,
-        )
+        others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
+        answers = Answers(expert_rows, topk_weights, *others)
         return self._combine(answers, out, weights, data_type, stream, is_half=False)
 
     def combine_async(
@@ -222,17 +213,8 @@ class Communicator(Rank):
 
         Returns as :meth:`combine` does; the wait fills it. Tensors and errors are those of :meth:`combine`.
         """
-        answers = Answers(
-            expert_rows,
-            topk_weights,
-            row_weights,
-            row_scales,
-            bias,
-            bias2,
-            residual,
-            initial,
-            received_weights,
-        )
+        others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
+        answers = Answers(expert_rows, topk_weights, *others)
         return self._combine(answers, out, weights, data_type, stream, is_half=True)
 
     def _combine(
@@ -302,17 +284,8 @@ class Communicator(Rank):
         Returns a function of ``(stream, expert_rows, combined, received_weights, weights)``, as
         :meth:`prepare_dispatch` does.
         """
-        answers = Answers(
-            expert_rows,
-            topk_weights,
-            row_weights,
-            row_scales,
-            bias,
-            bias2,
-            residual,
-            initial,
-            received_weights,
-        )
+        others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
+        answers = Answers(expert_rows, topk_weights, *others)
         call = Call(self._end, 0)
         given, output = call.answers(answers), call.sums(out, weights)
         call.require_device_memory()

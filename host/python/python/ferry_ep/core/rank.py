@@ -16,8 +16,6 @@ from .scalars import shown, whole
 from .tensors import Repeated, element
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 __all__ = ["Rank", "end_of", "ranks_of"]
@@ -189,12 +187,7 @@ class Rank(Handle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         # After an exception peers may never come, neither to end the round nor to close.
         if kind is None:
             self.close()

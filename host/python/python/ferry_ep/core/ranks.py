@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from . import calls
 from ._ferry import Communicator as Native
@@ -15,9 +15,6 @@ from .errors import ArgumentError, FerryError
 from .handles import Handle
 from .outputs import DispatchOutput
 from .rank import end_of, ranks_of
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["Communicators"]
 
@@ -122,17 +119,8 @@ class Communicators(Handle, Sequence[Communicator]):
         streams: Each | None = None,
     ) -> list[Any]:
         """Makes :meth:`ferry_ep.Communicator.combine` on all ranks. Returns the result of each."""
-        answers = Answers(
-            expert_rows,
-            topk_weights,
-            row_weights,
-            row_scales,
-            bias,
-            bias2,
-            residual,
-            initial,
-            received_weights,
-        )
+        others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
+        answers = Answers(expert_rows, topk_weights, *others)
         return self._combine(answers, out, weights, data_type, streams, is_half=False)
 
     def combine_async(
@@ -153,17 +141,8 @@ class Communicators(Handle, Sequence[Communicator]):
         streams: Each | None = None,
     ) -> list[Any]:
         """Makes :meth:`ferry_ep.Communicator.combine_async` on all ranks."""
-        answers = Answers(
-            expert_rows,
-            topk_weights,
-            row_weights,
-            row_scales,
-            bias,
-            bias2,
-            residual,
-            initial,
-            received_weights,
-        )
+        others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
+        answers = Answers(expert_rows, topk_weights, *others)
         return self._combine(answers, out, weights, data_type, streams, is_half=True)
 
     def combine_wait(self, *, streams: Each | None = None) -> None:
@@ -207,12 +186,7 @@ class Communicators(Handle, Sequence[Communicator]):
     def __enter__(self) -> Communicators:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if kind is None:
             self.close()
             return

@@ -13,8 +13,6 @@ from ..core.scalars import shown
 from ..core.tensors import stream_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 __all__ = [
@@ -115,12 +113,7 @@ class EventOverlap:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         releases, self._releases = self._releases, False
         if self.event is not None:
             self.current_stream_wait(releases)
@@ -362,17 +355,12 @@ class Ordered:
         self._context.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if self._own is None:
             if self._is_async:
                 self.event = EventOverlap(EventHandle())
             return
-        self._context.__exit__(kind, error, traceback)
+        self._context.__exit__(kind, *raised)
         if kind is not None or not self._is_async:
             self._current.wait_stream(self._own)
             self._streams.note(self._current)

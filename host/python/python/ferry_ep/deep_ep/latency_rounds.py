@@ -312,9 +312,7 @@ class LatencyLane(Rounds[_Round]):
                 hook = opened.hook_of(half.wait, (*half.written, *written), ended)
             elif finish is not None:
                 finish(blocks)
-            opened.handle = handle
-            self._open.append(opened)
-            self._note_sent(opened)
+            self._note_open(opened, handle)
         except BaseException:
             self._settle(opened)
             raise

@@ -293,6 +293,12 @@ class Rounds(Generic[Kept]):
             self._note_sent(used)
         return used
 
+    def _note_open(self, opened: Kept, handle: Any) -> None:
+        """Notes that a dispatch opened a round, and what its combine will be given."""
+        opened.handle = handle
+        self._open.append(opened)
+        self._note_sent(opened)
+
     def _note_sent(self, opened: Kept) -> None:
         """Notes a dispatch. Calls after the second, which waits for first rounds, have the plan's."""
         if opened.sent < 2:
@@ -400,9 +406,7 @@ class Lane(Rounds[Round]):
                 ranks=opened.ranks,
                 weights=arrived[3],
             )
-            opened.handle = routing
-            self._open.append(opened)
-            self._note_sent(opened)
+            self._note_open(opened, routing)
         except BaseException:
             self._settle(opened)
             raise
@@ -416,9 +420,7 @@ class Lane(Rounds[Round]):
         try:
             opened.limit(num_sms)
             arrived = opened.dispatch_again(x, routing.ids, routing.rows, is_plain and opened.direct.is_there)
-            opened.handle = routing
-            self._open.append(opened)
-            self._note_sent(opened)
+            self._note_open(opened, routing)
         except BaseException:
             self._settle(opened)
             raise

@@ -117,16 +117,13 @@ def latency_plan_of(
     """Returns the configuration of a round of low-latency mode: padded blocks with transposed scales, whose
     rows return one by one, and are weighed and summed at the source.
     """
-    return plans.Config(
-        experts=experts,
-        top_k=top_k,
-        hidden=hidden,
-        max_tokens_per_rank=tokens,
-        format=format,
+    of_normal_mode = plan_of(experts, top_k, hidden, tokens, deadline, format)
+    return replace(
+        of_normal_mode,
         receive="padded",
         transposed_scales=format == "fp8",
         combine="exact",
-        deadline=deadline,
+        combine_weights=False,
     )
 
 
