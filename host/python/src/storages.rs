@@ -143,7 +143,11 @@ pub(crate) fn require_no_gradient(name: &str, value: &Bound<'_, PyAny>) -> PyRes
 /// `as_strided`.
 #[pyfunction]
 pub(crate) fn require_numpy_memory(name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let mut owner = value.clone();
+    let mut owner = value.getattr("base")?;
+    let size: usize = value.getattr("size")?.extract()?;
+    if owner.is_none() || size == 0 {
+        return Ok(());
+    }
     while owner.hasattr("__array_interface__")? {
         match owner.getattr_opt("base")? {
             Some(base) if !base.is_none() => owner = base,
@@ -153,10 +157,6 @@ pub(crate) fn require_numpy_memory(name: &str, value: &Bound<'_, PyAny>) -> PyRe
     let Some((begin, end)) = memory_of(&owner)? else {
         return Ok(());
     };
-    let size: usize = value.getattr("size")?.extract()?;
-    if owner.is(value) || size == 0 {
-        return Ok(());
-    }
     let dims: Vec<i64> = value.getattr("shape")?.extract()?;
     let strides: Vec<i64> = value.getattr("strides")?.extract()?;
     let itemsize: i64 = value.getattr("itemsize")?.extract()?;
