@@ -6,7 +6,7 @@ use ferry::DataType;
 use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule};
+use pyo3::types::{IntoPyDict, PyCapsule, PyType};
 
 use crate::dlpack;
 use crate::errors;
@@ -149,6 +149,9 @@ impl<'py> Argument<'_, 'py> {
     fn of_ferry(&self) -> PyResult<Option<Bound<'py, Tensor>>> {
         if let Ok(tensor) = self.value.cast::<Tensor>() {
             return Ok(Some(tensor.clone()));
+        }
+        if self.value.is_instance_of::<PyType>() {
+            return Ok(None);
         }
         let method = intern!(self.value.py(), "__ferry_tensor__");
         let Some(read) = self.value.getattr_opt(method)? else {

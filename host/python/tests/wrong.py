@@ -90,6 +90,7 @@ def tensors(array: np.ndarray, rig, written: bool = False) -> dict[str, object]:
         "another device": on_gpu(array),
         "no address": on_gpu(array, data=(0, False)),
         "a mock": MagicMock(),
+        "a class of arrays": ferry.DeviceArray,
         "a class": dict,
         "no interface": Interface("__cuda_array_interface__"),
         "half an interface": Interface("__cuda_array_interface__", typestr="<f4", shape=(1,)),

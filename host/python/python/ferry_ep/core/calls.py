@@ -263,7 +263,7 @@ class Call:
         end, device = self.end, self.end.native.device
         if place in ("rank", device):
             require_own(name, tensor.owner, end.blocks)
-            self._record(tensor.owner)
+            self._record(tensor.owner, place)
             return tensor, 0
         if place != "cpu" or not end.copies:
             wanted = "the CPU" if end.copies else device
@@ -271,10 +271,11 @@ class Call:
         self.copies = True
         return self._copy(tensor)
 
-    def _record(self, owner: Any) -> None:
+    def _record(self, owner: Any, place: str) -> None:
         """Tells torch, or a lent array, that it is used on another stream than its own."""
-        if isinstance(owner, DeviceArray):
-            note_use(owner, self.stream)
+        if place == "rank":
+            if isinstance(owner, DeviceArray):
+                note_use(owner, self.stream)
             return
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(owner, torch.Tensor) or not owner.is_cuda:
