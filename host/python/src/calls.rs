@@ -1,6 +1,6 @@
 //! Calls of one rank, or of all ranks of a process.
 
-use ferry::{Communicator as Rank, Error, Stream};
+use ferry::{Error, Stream};
 use pyo3::prelude::*;
 
 use crate::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
@@ -28,7 +28,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams, &inputs[..], &outputs[..]) {
                 ([rank], &[stream], [input], [output]) => rank.dispatch(stream, input, output),
-                _ => Rank::dispatch_all(ranks, streams, &inputs, &outputs),
+                _ => ferry::Communicator::dispatch_all(ranks, streams, &inputs, &outputs),
             }
         })?;
         have_sent(&ranks, &inputs)
@@ -45,7 +45,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams, &inputs[..]) {
                 ([rank], &[stream], [input]) => rank.dispatch_async(stream, input),
-                _ => Rank::dispatch_async_all(ranks, streams, &inputs),
+                _ => ferry::Communicator::dispatch_async_all(ranks, streams, &inputs),
             }
         })?;
         have_sent(&ranks, &inputs)
@@ -56,7 +56,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams) {
                 ([rank], &[stream]) => rank.dispatch_counts(stream),
-                _ => Rank::dispatch_counts_all(ranks, streams),
+                _ => ferry::Communicator::dispatch_counts_all(ranks, streams),
             }
         })
     }
@@ -72,7 +72,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams, &outputs[..]) {
                 ([rank], &[stream], [output]) => rank.dispatch_wait(stream, output),
-                _ => Rank::dispatch_wait_all(ranks, streams, &outputs),
+                _ => ferry::Communicator::dispatch_wait_all(ranks, streams, &outputs),
             }
         })
     }
@@ -90,7 +90,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams, &inputs[..], &outputs[..]) {
                 ([rank], &[stream], [input], [output]) => rank.combine(stream, input, output),
-                _ => Rank::combine_all(ranks, streams, &inputs, &outputs),
+                _ => ferry::Communicator::combine_all(ranks, streams, &inputs, &outputs),
             }
         })?;
         have_returned(&ranks)
@@ -109,7 +109,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams, &inputs[..], &outputs[..]) {
                 ([rank], &[stream], [input], [output]) => rank.combine_async(stream, input, output),
-                _ => Rank::combine_async_all(ranks, streams, &inputs, &outputs),
+                _ => ferry::Communicator::combine_async_all(ranks, streams, &inputs, &outputs),
             }
         })?;
         have_returned(&ranks)
@@ -120,7 +120,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams) {
                 ([rank], &[stream]) => rank.combine_wait(stream),
-                _ => Rank::combine_wait_all(ranks, streams),
+                _ => ferry::Communicator::combine_wait_all(ranks, streams),
             }
         })
     }
@@ -130,7 +130,7 @@ impl Communicator {
         call(py, &ranks, &streams, |ranks, streams| {
             match (&mut *ranks, streams) {
                 ([rank], &[stream]) => rank.give_up(stream),
-                _ => Rank::give_up_all(ranks, streams),
+                _ => ferry::Communicator::give_up_all(ranks, streams),
             }
         })?;
         have_returned(&ranks)
@@ -168,7 +168,7 @@ fn call(
     py: Python<'_>,
     ranks: &Ranks<'_>,
     streams: &[u64],
-    act: impl FnOnce(&mut [Rank], &[Stream]) -> Result<(), Error> + Send,
+    act: impl FnOnce(&mut [ferry::Communicator], &[Stream]) -> Result<(), Error> + Send,
 ) -> PyResult<()> {
     let streams: Vec<_> = streams.iter().map(|&stream| handle(stream)).collect();
     if let [rank] = &ranks[..] {
