@@ -9,7 +9,7 @@ use serde::Deserialize;
 use xshell::{Shell, cmd};
 
 use super::imports::circles_of;
-use super::rooms::{Imports, ROOMS, back_up, orders};
+use super::rooms::{Imports, back_up, orders};
 use super::source::{Complaint, SourceFile};
 
 /// Folder of the package's folder.
@@ -111,6 +111,7 @@ fn complaint(path: &str, line: Option<usize>, text: String) -> Complaint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::rooms::ROOMS;
 
     fn found(order: &str, files: &[(&str, &str)]) -> Vec<String> {
         let source = |(path, text): &(&str, &str)| SourceFile {
