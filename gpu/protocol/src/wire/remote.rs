@@ -1,5 +1,5 @@
 //! Data for ranks of other nodes: it is written into staging areas of the own window, from which puts carry it.
-//! Nothing but puts crosses, as a CPU's thread issues a signal in the time of fifty puts.
+//! Nothing but puts crosses: no atomic operation, and two puts for all counts of a rank.
 //!
 //! ```text
 //! words:     stage them ; release ; put                    each carries its epoch, and is awaited by itself

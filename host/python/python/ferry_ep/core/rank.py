@@ -69,7 +69,7 @@ class Rank(Handle):
         collective; does not synchronize.
 
         Raises :class:`ferry_ep.ArgumentError` for 0, for more than at first, and for any number if the plan's
-        ``receive`` is ``"by-expert"``.
+        ``receive`` is ``"by-expert"`` or ``"padded"``.
         """
         self._end.native.limit_sms(max_sms)
 
@@ -108,9 +108,9 @@ class Rank(Handle):
         ``like`` is an array in whose library and on whose device they are allocated; ``None`` for
         :class:`ferry_ep.DeviceArray`. ``capacity`` is a number of rows, ``"max"`` (never too small) or
         ``"distinct"`` (enough if the experts of each token differ). If more rows arrive, the first ones are
-        written, with an input fault. Views and strided rows have exactly ``plan.max_rows`` rows. ``id_type``,
-        ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the received
-        ``ids`` are, too: without effect by expert.
+        written, with an input fault. Views, strided and padded rows have exactly ``plan.max_rows`` rows.
+        ``id_type``, ``"i32"`` or ``"i64"``, is the type of the ``topk_ids`` of the dispatches, of which the
+        received ``ids`` are, too: without effect by expert.
 
         Raises :class:`ferry_ep.CapacityError` and :class:`ferry_ep.ArgumentError`.
         """
@@ -129,7 +129,7 @@ class Rank(Handle):
         """Allocates the result of a combine, not cleared: ``[tokens, hidden]``.
 
         ``tokens`` is by default ``max_tokens_per_rank``; ``like`` as in :meth:`outputs`; ``data_type`` is
-        ``"bf16"``, or ``"f16"`` or ``"f32"`` with ``Config.options``.
+        ``"bf16"``, or ``"f16"`` or ``"f32"`` (by expert with ``Config.options``).
         """
         config, data_type = self.plan.config, element(data_type)
         rows = config.max_tokens_per_rank if tokens is None else whole("tokens", tokens)
