@@ -2,7 +2,6 @@
 //!
 //! Addresses are symmetric: those of the same place in the own window.
 
-use core::arch::asm;
 use core::ffi::c_int;
 use core::mem::offset_of;
 
@@ -11,28 +10,12 @@ use nvshmem_sys::device::{
     CHANNEL_BYTES, DeviceState, nvshmem_fence, nvshmem_putmem_nbi, nvshmemx_putmem_nbi_warp,
 };
 
-use crate::ptx::memory;
+use crate::ptx::memory::{self, load_nvshmem_state as state};
 
-/// Bytes of requests that warps may have looked for and not issued yet: a fence and [`PUTS_AT_ONCE`] puts each,
-/// of all warps that fit on 192 multiprocessors. Sizes: `PROXY_DMA_REQ_BYTES` of NVSHMEM, and a word.
+/// Bytes of requests that warps may have looked for and not issued yet: a fence and [`PUTS_AT_ONCE`] puts
+/// each, of all warps that fit on 192 multiprocessors. Sizes: `PROXY_DMA_REQ_BYTES` of NVSHMEM, and a word.
 const UNSEEN_BYTES: u64 = 192 * 64 * (32 * PUTS_AT_ONCE as u64 + 8);
 const _: () = assert!(UNSEEN_BYTES < CHANNEL_BYTES, "a channel that is never free");
-
-/// The word of NVSHMEM's state at a place.
-#[inline(always)]
-fn state<const PLACE: usize>() -> u64 {
-    let word;
-    // SAFETY: a load of a constant that the linked module has, whose layout is that of the linked version.
-    unsafe {
-        asm!(
-            "ld.const.u64 {}, [nvshmemi_device_state_d+{}];",
-            out(reg64) word,
-            const PLACE,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    word
-}
 
 /// Whether NVSHMEM's channel takes [`PUTS_AT_ONCE`] puts and a fence at once, whatever other warps issue
 /// meanwhile: NVSHMEM's own functions wait for room without end. True where there is no channel.
@@ -45,8 +28,8 @@ pub fn has_room() -> bool {
     if issued == 0 {
         return true;
     }
-    // SAFETY: words that NVSHMEM made for this module when it was registered. What the thread has read it tells
-    // a kilobyte late.
+    // SAFETY: words that NVSHMEM made for this module when it was registered. What the thread has read it
+    // tells a kilobyte late.
     unsafe {
         let wanted = memory::load_relaxed_gpu(issued) + UNSEEN_BYTES;
         let has_room = |complete: u64| wanted <= complete + CHANNEL_BYTES;

@@ -8,6 +8,7 @@ mod fault;
 mod finishing;
 #[cfg(ferry_sm = "90")]
 mod loaded;
+mod puts;
 mod rows;
 mod signals;
 pub(crate) mod tile;
@@ -22,7 +23,7 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Rounding, Row, Tiles,
+    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Rounding, Row, Tiles,
     TimedOut, TokenPart, WarpPosition,
 };
 
@@ -30,7 +31,6 @@ use crate::encode::WindowTarget;
 use crate::ptx::block::{Block, HELD_WORDS, Loading, SetUp};
 use crate::ptx::memory::{self, Vector};
 use crate::ptx::{number, thread};
-use crate::shmem;
 
 use self::fault::Seen;
 
@@ -441,56 +441,6 @@ impl<A: Arguments, const SHMEM: bool> Machine for Gpu<'_, A, SHMEM> {
             self.sum_tiles::<REMOTE_SUM_DEPTH>(range, sources, from, to, finish);
         } else {
             self.sum_tiles::<SUM_DEPTH>(range, sources, from, to, Rounding);
-        }
-    }
-
-    #[inline(always)]
-    fn has_room(&self) -> bool {
-        !SHMEM || shmem::has_room()
-    }
-
-    #[inline(always)]
-    fn stage(&self, at: ByteOffset, word: u64) {
-        // SAFETY: staged words lie inside the own window, which holds 64-bit words there.
-        unsafe { memory::store_relaxed_sys(self.window(self.common().rank()) + at.bytes(), word) };
-    }
-
-    #[inline(always)]
-    fn put_row(&self, put: Put) {
-        if SHMEM {
-            thread::converge();
-            let own = self.window(self.common().rank());
-            let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
-            // SAFETY: the windows are symmetric, and the staging is rewritten only in a later round: that of
-            // dispatch after every peer has returned its credit for this one, that of combine after every
-            // peer has sent the later round's counts, after it had all rows of this one.
-            unsafe { shmem::put_row(put.peer.0, to, from, put.bytes) };
-        }
-    }
-
-    #[inline(always)]
-    fn put_words(&self, put: Put) {
-        if SHMEM {
-            let own = self.window(self.common().rank());
-            let (to, from) = (own + put.to.bytes(), own + put.from.bytes());
-            // SAFETY: the windows are symmetric, and words are staged again only after they have arrived, as
-            // rows are.
-            unsafe { shmem::put_words(put.peer.0, to, from, put.bytes) };
-        }
-    }
-
-    #[inline(always)]
-    fn fence_puts(&self) {
-        if SHMEM {
-            // Rows for peers that NVSHMEM has mapped are stores of all lanes.
-            thread::converge();
-            memory::fence_acq_rel_sys();
-            thread::converge();
-            if self.lane == 0 {
-                // SAFETY: the host registered the module with NVSHMEM.
-                unsafe { shmem::fence() };
-            }
-            thread::converge();
         }
     }
 

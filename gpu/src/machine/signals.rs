@@ -17,7 +17,8 @@ impl<A: Arguments, const SHMEM: bool> Signals for Gpu<'_, A, SHMEM> {
 
     #[inline(always)]
     fn signal(&self, to: Rank, at: Signal, value: u64) {
-        // SAFETY: signals lie inside the windows, which hold 64-bit words there, and the rank is on this node.
+        // SAFETY: signals lie inside the windows, which hold 64-bit words there, and the rank is on this
+        // node.
         unsafe { memory::store_relaxed_sys(self.window(to) + at.bytes(), value) };
     }
 

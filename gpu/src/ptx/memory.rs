@@ -481,3 +481,20 @@ pub fn fence_acq_rel_sys() {
     // SAFETY: a fence touches no memory of its own.
     unsafe { asm!("fence.acq_rel.sys;", options(nostack, preserves_flags)) }
 }
+
+/// Loads the word at a place of NVSHMEM's state, which the module has if it is linked with NVSHMEM's code.
+#[cfg(feature = "nvshmem")]
+#[inline(always)]
+pub fn load_nvshmem_state<const PLACE: usize>() -> u64 {
+    let word;
+    // SAFETY: a load of a constant of the module, which never changes while kernels run.
+    unsafe {
+        asm!(
+            "ld.const.u64 {}, [nvshmemi_device_state_d+{}];",
+            out(reg64) word,
+            const PLACE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    word
+}

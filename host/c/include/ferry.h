@@ -183,6 +183,9 @@ typedef enum {
     // twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     // was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
+    // NVSHMEM took no more requests for ranks of other nodes: its thread on the host is stuck with a peer or
+    // the network.
+    FERRY_FAULT_NETWORK_STALLED = 11,
     // A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff goes instead,
     // all NaN. wanted is the word's index among the token's scales.
     FERRY_FAULT_LOST_SCALES = 10,
@@ -288,6 +291,8 @@ typedef enum {
     FERRY_REGION_INPUT_SCALES = 12,
     // An expert's block of the caller's output tensors; the index is the expert's id.
     FERRY_REGION_EXPERT_BLOCK = 13,
+    // NVSHMEM's channel of requests for ranks of other nodes.
+    FERRY_REGION_CHANNEL = 14,
 } ferry_region;
 
 // Progress of a rank's round, which decides the call that comes next.

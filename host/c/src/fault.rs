@@ -36,9 +36,9 @@ pub enum ferry_fault_kind {
     /// twice. A graph with a part of a round was launched twice, or at the wrong time. The previous launch
     /// was the ferry_kernel index in round saw (0: there was none).
     FERRY_FAULT_OUT_OF_TURN = 9,
-    /// NVSHMEM took no more requests for ranks of other nodes: its thread on the host is stuck with a peer or the
-    /// network.
-    FERRY_FAULT_NETWORK_STALLED = 10,
+    /// NVSHMEM took no more requests for ranks of other nodes: its thread on the host is stuck with a peer or
+    /// the network.
+    FERRY_FAULT_NETWORK_STALLED = 11,
     /// A word of the x_scales of token index is 0xfffffffe, which no row carries: 0xffffffff goes instead,
     /// all NaN. wanted is the word's index among the token's scales.
     FERRY_FAULT_LOST_SCALES = 10,

@@ -4,12 +4,20 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::memory::{Memory, Outside};
-use crate::options::Stalled;
 
 /// Largest part of a row, in bytes.
 const MAX_PART_BYTES: u64 = 512;
 /// Bytes of a word, which is never torn.
 const WORD_BYTES: u64 = 8;
+
+/// A rank whose way to other nodes takes no more puts.
+#[derive(Clone, Copy, Debug)]
+pub struct Stalled {
+    /// Its number, below [`Options::ranks`](crate::Options::ranks).
+    pub rank: u32,
+    /// Number of its puts after which it stalls.
+    pub after_puts: u64,
+}
 
 /// A put as a warp issues it. All positions are addresses.
 pub struct Sent {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::combines::Combines;
+use crate::network::Stalled;
 use crate::racing::Racing;
 
 /// Pause between two looks whether a wait is interrupted.
@@ -59,15 +60,6 @@ pub struct Lost {
     /// Number of the scheduler's turns, over all ranks, after which it dies. A turn takes 100 ns of simulated
     /// time.
     pub after_steps: u64,
-}
-
-/// A rank whose way to other nodes takes no more puts.
-#[derive(Clone, Copy, Debug)]
-pub struct Stalled {
-    /// Its number, below [`Options::ranks`].
-    pub rank: u32,
-    /// Number of its puts after which it stalls.
-    pub after_puts: u64,
 }
 
 impl Options {

@@ -436,8 +436,7 @@ impl World {
             let state = (shared, buffer.clone(), idle_at.clone(), args);
             let block = Rc::clone(&shared_by_block[(number % blocks) as usize]);
             block.buffers.borrow_mut().push(buffer.clone());
-            let birth = self.shared.births.get();
-            self.shared.births.set(birth + 1);
+            let birth = self.shared.births.replace(self.shared.births.get() + 1);
             let fibre = Coroutine::with_stack(stacks::take(), move |yielder, ()| {
                 let (shared, buffer, idle_at, args) = state;
                 let warp = Warp {
@@ -456,6 +455,7 @@ impl World {
                     deadline,
                     lanes_calls: Cell::new(0),
                     fences: Cell::new(0),
+                    room: Cell::new((0, 0)),
                     birth,
                     loading: Cell::new(None),
                     own_window: OnceCell::new(),

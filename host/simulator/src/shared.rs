@@ -96,10 +96,8 @@ impl Shared {
                 .any(|window| signals(window).contains(&delivered.to))
         };
         if is_signal {
-            for (index, word) in delivered.bytes.chunks_exact(8).enumerate() {
-                let value = word
-                    .iter()
-                    .rfold(0, |value, byte| value << 8 | u64::from(*byte));
+            for (index, word) in delivered.bytes.as_chunks().0.iter().enumerate() {
+                let value = u64::from_le_bytes(*word);
                 self.signalled(delivered.to + 8 * index as u64, value);
             }
         }

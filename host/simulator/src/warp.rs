@@ -7,6 +7,7 @@ mod encode;
 mod finishing;
 mod host;
 mod machine;
+mod puts;
 mod tiles;
 mod turns;
 mod visibility;
@@ -49,6 +50,8 @@ pub struct Warp<'y> {
     pub fences: Cell<u64>,
     /// Its number among all warps that were ever started.
     pub birth: u64,
+    /// Puts and fences that it may issue before it looks for room again.
+    pub room: Cell<(u32, u32)>,
     /// Number of calls of `Machine::lanes` so far.
     pub lanes_calls: Cell<u64>,
     /// The part of a token that it is loading.

@@ -4,6 +4,7 @@ use std::mem::offset_of;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferry_layout::Rank;
 use nvshmem_sys::device::{CHANNEL_BYTES, DeviceState};
 
 use crate::cuda::CudaDevice;
@@ -13,11 +14,14 @@ use crate::tensor::handles::DevicePtr;
 
 /// Longest time without progress before the thread counts as stuck: a request takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes that the thread may have read and not yet told of: NVSHMEM 3.4.5 tells once they are as many more than
-/// it last told.
+/// Bytes that the thread may have read and not yet told of: NVSHMEM 3.4.5 tells once they are as many more
+/// than it last told.
 const UNTOLD_BYTES: u64 = 1024;
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: a GPU sees its own writes from a network in their order.
+const ORDERED: u32 = 100;
 
 /// A job's channel.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +84,26 @@ impl Channel {
             issued: at(issued),
             complete: at(complete),
         }))
+    }
+
+    /// Makes sure that rows can get to `peer`, whose memory is not mapped, and are there before their flags.
+    ///
+    /// # Errors
+    /// [`NvshmemError::NoChannel`], [`NvshmemError::WritesUnordered`], and those of the driver.
+    pub(super) fn require_way(
+        channel: Option<&Self>,
+        device: &CudaDevice,
+        peer: Rank,
+    ) -> Result<(), Error> {
+        if channel.is_none() {
+            return Err(NvshmemError::NoChannel { peer }.into());
+        }
+        let ordering = device.rdma_writes_ordering()?;
+        if ordering < ORDERED {
+            let device = device.name();
+            return Err(NvshmemError::WritesUnordered { device, ordering }.into());
+        }
+        Ok(())
     }
 
     /// Waits until the thread has read what is in the channel now, as long as it makes progress: a call that

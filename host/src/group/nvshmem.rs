@@ -24,9 +24,6 @@ use crate::group::job::{Calls, Job, agree, gather_numbers, wrong_length};
 use crate::group::options::GroupOptions;
 use crate::tensor::handles::DevicePtr;
 
-/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: a GPU sees its own writes from a network in their order.
-const ORDERED: u32 = 100;
-
 /// A rank's membership of an NVSHMEM job.
 ///
 /// [`close`](Fabric::close) leaves the job; dropping does not, because leaving waits for the
@@ -144,7 +141,7 @@ impl NvshmemFabric {
         agree(&mut *bootstrap, step, joined, |()| Vec::new())?;
         let ready = get_ready(&device, &library, rank, ranks);
         let registered = ready.is_ok();
-        let channel = ready.and_then(|()| channel_of(&device, &library, rank, ranks));
+        let channel = ready.and_then(|()| channel_of(&device, rank, ranks));
         let calls = Joined {
             device: device.clone(),
             library,
@@ -160,9 +157,11 @@ impl NvshmemFabric {
             device,
             job: Mutex::new(Job::new(bootstrap, calls)),
         };
-        if let Err(error) = agreed {
+        // Allocates, so that no rank does unless all are ready.
+        let reaches_all = agreed.and_then(|_| fabric.require_ways());
+        if let Err(error) = reaches_all {
             // Every rank is in the job and learns the same, so all leave it together.
-            // SAFETY: no window was allocated, and no kernel was launched.
+            // SAFETY: no window is allocated, and no kernel was launched.
             if let Err(error) = unsafe { fabric.lock().leave(registered) } {
                 tracing::warn!(%error, "cannot leave the NVSHMEM job");
             }
@@ -203,6 +202,22 @@ impl NvshmemFabric {
             job.calls.registered.push(module);
         }
         Ok(device)
+    }
+
+    /// Makes sure that rows can get to every rank. Collective.
+    fn require_ways(&self) -> Result<(), Error> {
+        let mut job = self.lock();
+        let probe = job.alloc(size_of::<u64>() as u64)?;
+        let mut ranks = (0..self.ranks).map(Rank);
+        let found = match ranks.find(|&peer| self.mapped(&job, probe, peer).is_err()) {
+            Some(peer) => Channel::require_way(job.calls.channel.as_ref(), &self.device, peer),
+            None => Ok(()),
+        };
+        // SAFETY: `alloc` returned it, and nothing uses it.
+        let freed = unsafe { job.free(&[probe]) };
+        let step = "looking for ways to all ranks";
+        agree(&mut *job.bootstrap, step, found.and(freed), |()| Vec::new())?;
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Job<Joined>> {
@@ -437,41 +452,11 @@ fn get_ready(
     unsafe { library.register_module(device.module().raw().cast()) }.map_err(refused)
 }
 
-/// The channel to ranks whose memory is not mapped, which must be there if there are any. After
-/// [`get_ready`].
-fn channel_of(
-    device: &CudaDevice,
-    library: &HostLibrary,
-    rank: u32,
-    ranks: u32,
-) -> Result<Option<Channel>, Error> {
+/// The channel to ranks whose memory is not mapped, if there is one. After [`get_ready`].
+fn channel_of(device: &CudaDevice, rank: u32, ranks: u32) -> Result<Option<Channel>, Error> {
     let _current = device.enter()?;
     let state = device.module().variable(DEVICE_STATE)?;
-    let channel = Channel::of(device, state, rank, ranks)?;
-    let functions = library.functions();
-    let mut unmapped = None;
-    // SAFETY: NVSHMEM is initialized; the probe is a word of its heap.
-    unsafe {
-        let probe = functions.nvshmem_malloc(size_of::<u64>());
-        for peer in 0..ranks {
-            if functions.nvshmem_ptr(probe, pe_number(peer)?).is_null() {
-                unmapped.get_or_insert(Rank(peer));
-            }
-        }
-        functions.nvshmem_free(probe);
-    }
-    let Some(peer) = unmapped else {
-        return Ok(channel);
-    };
-    let ordering = device.rdma_writes_ordering()?;
-    if channel.is_none() {
-        return Err(NvshmemError::NoChannel { peer }.into());
-    }
-    if ordering < ORDERED {
-        let device = device.name();
-        return Err(NvshmemError::WritesUnordered { device, ordering }.into());
-    }
-    Ok(channel)
+    Channel::of(device, state, rank, ranks)
 }
 
 /// Converts a rank to C's `int`, in which NVSHMEM counts.

@@ -242,8 +242,8 @@ impl Schedule {
         taken
     }
 
-    /// All that is due, signals only after the puts before them, and words that are put only after all that is
-    /// before a fence before them, unless the order is broken.
+    /// All that is due, signals only after the puts before them, and words that are put only after all that
+    /// is before a fence before them, unless the order is broken.
     fn take_any(&mut self, now: Instant) -> Vec<Waiting> {
         let is_put = |one: &&Waiting| matches!(one.request, Request::Put { .. });
         let is_fence = |one: &&Waiting| one.request == Request::Fence;

@@ -23,8 +23,8 @@ pub enum Order {
     /// fence after all before the fence; all else in any order. A caller may ask more of a fence: this is for
     /// programs that order data by put-with-signal, by words behind fences, and by quiet alone.
     Relaxed,
-    /// Words and signals before their data, words in pieces of 2 bytes. NVSHMEM forbids it: tests that see data
-    /// must fail.
+    /// Words and signals before their data, words in pieces of 2 bytes. NVSHMEM forbids it: tests that see
+    /// data must fail.
     Broken,
 }
 

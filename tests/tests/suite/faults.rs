@@ -110,13 +110,13 @@ fn a_stalled_network_is_a_fault_of_its_own_in_every_call() {
         };
         let mut run = Run::of(&case);
         let outcome = &mut run.outcomes[rank as usize];
-        if let Outcome::Fault(fault) = outcome {
-            if fault.kind == FaultKind::NetworkStalled {
-                assert_eq!((fault.rank, fault.region), (Rank(rank), Region::Channel));
-                *stalls.entry(fault.kernel.name()).or_insert(0) += 1;
-                // As a lost one, as far as its peers know.
-                *outcome = Outcome::Lost;
-            }
+        if let Outcome::Fault(fault) = outcome
+            && fault.kind == FaultKind::NetworkStalled
+        {
+            assert_eq!((fault.rank, fault.region), (Rank(rank), Region::Channel));
+            *stalls.entry(fault.kernel.name()).or_insert(0) += 1;
+            // As a lost one, as far as its peers know.
+            *outcome = Outcome::Lost;
         }
         assert_explained(&run, rank as usize);
         run.compare();

@@ -89,8 +89,8 @@ pub enum StagedEpoch {
 ///   and the owner.
 /// - dispatch staging, `[token]`: dispatch row, for puts to unmapped ranks. The owner.
 /// - combine staging, `[source, token]` or output row: combine row, for puts to unmapped ranks. The owner.
-/// - staged notices, `[rank]`, last rank first: its counts as they stand in its window, and then presence, for
-///   puts to unmapped ranks. The owner.
+/// - staged notices, `[rank]`, last rank first: its counts as they stand in its window, and then presence,
+///   for puts to unmapped ranks. The owner.
 /// - staged epochs: see [`StagedEpoch`]. The owner.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -129,9 +129,9 @@ pub struct Window {
     combine_slots: u64,
 }
 
-/// Words of 8 bytes that so many take behind an empty one, so that they do not begin at a multiple of 16 bytes:
-/// NVSHMEM copies to peers whose memory it has mapped in vectors of 4-byte words where both ends allow it, and
-/// else in words of 8 bytes, which are never torn.
+/// Words of 8 bytes that so many take behind an empty one, so that they do not begin at a multiple of 16
+/// bytes: NVSHMEM copies to peers whose memory it has mapped in vectors of 4-byte words where both ends allow
+/// it, and else in words of 8 bytes, which are never torn.
 const fn words_from_odd(words: u64) -> u64 {
     (1 + words).next_multiple_of(2)
 }
@@ -161,6 +161,16 @@ impl Shape {
         };
         (bytes as u64).next_multiple_of(ALIGN)
     }
+
+    /// Rows that are staged in dispatch, and in combine.
+    const fn staged_rows(&self) -> (u64, u64) {
+        let (ranks, max_tokens) = (self.ranks as u64, self.max_tokens_per_rank as u64);
+        match (self.spans_nodes(), self.mode()) {
+            (false, _) => (0, 0),
+            (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),
+            (true, CombineMode::Exact) => (max_tokens, self.max_rows()),
+        }
+    }
 }
 
 impl Window {
@@ -182,11 +192,7 @@ impl Window {
         let inline_dispatch_row_stride =
             (shape.inline_dispatch_row_bytes() as u64).next_multiple_of(ALIGN);
         let combine_row_stride = shape.combine_row_stride(combine_weights);
-        let (staged_dispatch, staged_combine) = match (shape.spans_nodes(), shape.mode()) {
-            (false, _) => (0, 0),
-            (true, CombineMode::Reduced) => (max_tokens, ranks * max_tokens),
-            (true, CombineMode::Exact) => (max_tokens, shape.max_rows()),
-        };
+        let (staged_dispatch, staged_combine) = shape.staged_rows();
 
         let max_cut_tokens = shape.max_cut_tokens() as u64;
         let inline_dispatch_tokens = match shape.format().never_encodes_sentinel() {

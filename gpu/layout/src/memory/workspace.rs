@@ -19,8 +19,8 @@ pub enum Counter {
     ScansDone,
     /// Twice the epoch of the row offsets in the workspace, plus one if not all rows fit in the outputs.
     OffsetsReady,
-    /// Those who have come to a point of the running launch: blocks that leave `combine_wait` or `give_up`,
-    /// and in dispatch, parts of the notifications for other nodes that are staged.
+    /// Parties that have come to a point of the running launch: blocks that leave `combine_wait` or
+    /// `give_up`, and in dispatch, parts of the notifications for other nodes that are staged.
     Arrivals,
     /// Blocks that have read the results of dispatch, in the running combine kernel.
     Reads,

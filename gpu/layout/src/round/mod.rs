@@ -7,3 +7,4 @@ pub mod fault;
 pub mod host_counts;
 pub mod kernel;
 pub mod last_launch;
+pub mod region;

@@ -16,6 +16,7 @@ mod names;
 mod real_shapes;
 mod row_groups;
 mod scale_placement;
+mod shapes;
 mod silu;
 mod support;
 mod window;

@@ -5,7 +5,7 @@ use ferry_layout::{Counter, Kernel, Region, StagedEpoch};
 
 use crate::machine::Machine;
 use crate::machine::counters::BlockCounter;
-use crate::machine::rows::Put;
+use crate::machine::puts::Put;
 use crate::sync::arrivals;
 use crate::sync::launch::{Aborted, Launch};
 use crate::tactics::combine::CombineTactics;

@@ -7,6 +7,7 @@ pub mod finishing;
 pub mod host;
 pub mod miss;
 pub mod position;
+pub mod puts;
 pub mod rows;
 pub mod signals;
 pub mod tile;
@@ -21,20 +22,19 @@ use crate::machine::finishing::{Finish, Finishing};
 use crate::machine::host::Host;
 use crate::machine::miss::TimedOut;
 use crate::machine::position::WarpPosition;
-use crate::machine::rows::{Bits, ByteRange, OutputRow, Put, Row, TokenPart};
+use crate::machine::puts::Puts;
+use crate::machine::rows::{Bits, ByteRange, OutputRow, Row, TokenPart};
 use crate::machine::signals::Signals;
 use crate::machine::turns::Turns;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
-/// Puts of a warp between two looks for [room](Machine::has_room): every warp that has looked may have as
-/// many under way that nobody else sees.
-pub const PUTS_AT_ONCE: u32 = 8;
-
 /// A warp of a GPU, or of an equivalent.
 ///
 /// A method is for all lanes together, with the same arguments, unless it says "for one lane".
-pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishing + Host {
+pub trait Machine:
+    Signals + Puts + Counters + Turns + BlockMemory + Deadline + Finishing + Host
+{
     /// One `T` a lane.
     type Lanes<T: Copy>: Copy;
     /// Part of a row that is being loaded.
@@ -242,22 +242,8 @@ pub trait Machine: Signals + Counters + Turns + BlockMemory + Deadline + Finishi
         finish: impl Finish<Self>,
     );
 
-    /// Whether the way to other nodes takes [`PUTS_AT_ONCE`] puts and a fence of this warp now, whatever
-    /// other warps put meanwhile. It may not for long, if a peer or the network stalls.
-    fn has_room(&self) -> bool;
-    /// Stores a word of the own window that a put carries, after a release. For one lane.
-    fn stage(&self, at: ByteOffset, word: u64);
-    /// Sends a row to a rank of another node, in no order with other puts: its bytes, which were released
-    /// before, are read at any time until they have arrived. After [`has_room`](Self::has_room).
-    fn put_row(&self, put: Put);
-    /// Sends words like [`put_row`](Self::put_row); none of them arrives torn. For one lane.
-    fn put_words(&self, put: Put);
-    /// Lets what this warp puts afterwards arrive after what it has put before. After
-    /// [`has_room`](Self::has_room).
-    fn fence_puts(&self);
-
     /// Stores `value` into a signal word of every rank that this kernel reaches, in the order of ranks: see
-    /// [`Signals::signal`]. Leaves out ranks of other nodes to which there is no [room](Self::has_room).
+    /// [`Signals::signal`]. Leaves out ranks of other nodes to which there is no [room](Puts::has_room).
     /// `at`: a word of this rank, so that puts carry its own. Rarely called.
     fn signal_all(&self, at: Signal, value: u64);
 

@@ -111,16 +111,3 @@ impl Bits for u64 {
         lowest
     }
 }
-
-/// Bytes for a rank of another node.
-#[derive(Clone, Copy, Debug)]
-pub struct Put {
-    /// The rank.
-    pub peer: Rank,
-    /// Their start in the own window.
-    pub from: ByteOffset,
-    /// Their start in the peer's window.
-    pub to: ByteOffset,
-    /// Their number: a row's is a multiple of 16, that of words one of 8.
-    pub bytes: u32,
-}

@@ -135,24 +135,6 @@ impl<'a, M: Machine> Launch<'a, M> {
         }
     }
 
-    /// Waits until other nodes can be [sent](Machine::has_room) something.
-    #[inline(always)]
-    pub fn wait_for_room(&self) -> Result<(), Aborted> {
-        let machine = self.machine;
-        while !machine.has_room() {
-            if machine.timed_out() {
-                let awaited = |_| Awaited {
-                    peer: self.common.rank(),
-                    region: Region::Channel,
-                    index: 0,
-                    saw: 0,
-                };
-                return self.time_out(FaultKind::NetworkStalled, 0, awaited);
-            }
-        }
-        Ok(())
-    }
-
     /// Waits until `ready` is true on some of `lanes`, and returns those lanes. `awaited` is called as in
     /// [`wait_lanes`](Self::wait_lanes).
     #[inline(always)]
@@ -218,7 +200,7 @@ impl<'a, M: Machine> Launch<'a, M> {
 
     /// Records the reason why lane `lane` waits in vain, and stops every warp of this rank.
     #[inline(always)]
-    fn time_out<T>(
+    pub(super) fn time_out<T>(
         &self,
         kind: FaultKind,
         lane: u32,

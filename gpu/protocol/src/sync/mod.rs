@@ -4,4 +4,5 @@ pub mod arrivals;
 pub mod culprit;
 pub mod launch;
 mod order;
+mod room;
 pub mod wait;

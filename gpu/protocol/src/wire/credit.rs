@@ -25,9 +25,9 @@
 //!   dispatch before this rank's combine returns a credit, those of combine before its next dispatch sends
 //!   counts.
 //! - What is staged for a rank of another node stays until it was delivered: [`remote`](crate::wire::remote).
-//!   A row or a word of dispatch is staged again after credits for it; one of combine, and a credit, in the next
-//!   round's combine, after the dispatch between has received counts of all ranks, each of which had received
-//!   all its rows and credits.
+//!   A row or a word of dispatch is staged again after credits for it; one of combine, and a credit, in the
+//!   next round's combine, after the dispatch between has received counts of all ranks, each of which had
+//!   received all its rows and credits.
 //! - A launch reads its round from `Counter::Finished`. A fused combine stores it together with the credit,
 //!   after all its blocks have begun; of a split one the last block of the waiting half does, of `give_up`
 //!   the last block. The next launch begins after that launch's end.

@@ -1,5 +1,5 @@
-//! Data for ranks of other nodes: it is written into staging areas of the own window, from which puts carry it.
-//! Nothing but puts crosses: no atomic operation, and two puts for all counts of a rank.
+//! Data for ranks of other nodes: it is written into staging areas of the own window, from which puts carry
+//! it. Nothing but puts crosses: no atomic operation, and two puts for all counts of a rank.
 //!
 //! ```text
 //! words:     stage them ; release ; put                    each carries its epoch, and is awaited by itself
@@ -10,19 +10,21 @@
 //! apart:
 //!
 //! - A put carries only words that its target awaits in the round, by themselves or by a flag behind a fence,
-//!   before it returns its credit, or for combine before its next counts. So no put of a round is under way in
-//!   the next one. The culprit alone is awaited by nobody: it is written once, and windows of aborted
+//!   before it returns its credit, or for combine before its next counts. So no put of a round is under way
+//!   in the next one. The culprit alone is awaited by nobody: it is written once, and windows of aborted
 //!   communicators are never freed.
 //! - What is staged is written again after all [credits](crate::wire::credit) of the round, or for combine
 //!   after all counts of the next one.
-//! - Whoever stages something releases it before the put is issued, by itself or handed on to a warp that does.
+//! - Whoever stages something releases it before the put is issued, by itself or handed on to a warp that
+//!   does.
 //!
 //! An aligned word of 8 bytes is never torn. A flag is put from one word that has the round's epoch.
 
 use ferry_layout::{ByteOffset, Common, Kernel, OVERFLOWED, Rank, Shape, Signal, StagedEpoch};
 
-use crate::machine::rows::{Bits, Put, Row};
-use crate::machine::{Machine, PUTS_AT_ONCE};
+use crate::machine::Machine;
+use crate::machine::puts::{PUTS_AT_ONCE, Put};
+use crate::machine::rows::{Bits, Row};
 use crate::sync::launch::{Aborted, Launch};
 use crate::wire::credit::wait_for_credits;
 use crate::work::item::Item;
@@ -50,8 +52,8 @@ pub fn staging_number(shape: &Shape, me: Rank) -> u32 {
     (RankSet::of_node(shape, me).lowest().0 + shape.p2p_world_size) % u64::BITS
 }
 
-/// Puts of rows by a warp, whose flags are not put yet: a flag a lane, with its place, and above it its rank; 0
-/// for none, as no flag is at the start of a window.
+/// Puts of rows by a warp, whose flags are not put yet: a flag a lane, with its place, and above it its rank;
+/// 0 for none, as no flag is at the start of a window.
 pub struct RowPuts<M: Machine>(M::Lanes<u64>);
 
 impl<M: Machine> Copy for RowPuts<M> {}
@@ -81,8 +83,8 @@ impl<M: Machine> RowPuts<M> {
             .count()
     }
 
-    /// Puts a row that is staged and released. Its flag follows with those of other rows of the same `half`, at
-    /// the latest in [`flush`](Self::flush). A value in, a value out: through a reference it would live in
+    /// Puts a row that is staged and released. Its flag follows with those of other rows of the same `half`,
+    /// at the latest in [`flush`](Self::flush). A value in, a value out: through a reference it would live in
     /// memory.
     #[inline(always)]
     pub fn put(

@@ -9,14 +9,13 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, Finish, LANES, Machine, OutputRow, Put, Row, Signals,
-    Tiles, TimedOut, TokenPart, WarpPosition,
+    Bits, BlockCounter, ByteRange, Counters, Finish, LANES, Machine, OutputRow, Put, Puts, Row,
+    Signals, Tiles, TimedOut, TokenPart, WarpPosition,
 };
 
 use super::Warp;
 use super::tiles::Vector;
 use crate::args::Args;
-use crate::network::Sent;
 use crate::store_buffer::Polled;
 
 /// Vectors of a lane in a copied tile, as on a GPU.
@@ -356,28 +355,6 @@ impl Machine for Warp<'_> {
         self.store_bytes(to.start + start, &bytes, to.polled);
     }
 
-    fn has_room(&self) -> bool {
-        self.shared.network.borrow().has_room(self.rank)
-    }
-
-    fn stage(&self, at: ByteOffset, word: u64) {
-        let address = self.in_window(at.bytes());
-        self.store_bytes(address, &word.to_le_bytes(), Polled::No);
-    }
-
-    fn put_row(&self, put: Put) {
-        self.send(put, false);
-        self.pause();
-    }
-
-    fn put_words(&self, put: Put) {
-        self.send(put, true);
-    }
-
-    fn fence_puts(&self) {
-        self.fences.set(self.fences.get() + 1);
-    }
-
     fn signal_all(&self, at: Signal, value: u64) {
         let (me, ranks) = (self.common.rank(), self.ranks());
         let is_mapped = |rank| self.common.shape.same_node(me, rank);
@@ -423,23 +400,5 @@ impl Machine for Warp<'_> {
         let kept = memory.write(last_at, &last.0.to_le_bytes());
         drop(memory);
         self.checked(written.and(kept));
-    }
-}
-
-impl Warp<'_> {
-    /// Sends a put: what is staged for it, but not released, may not be in it.
-    fn send(&self, put: Put, is_words: bool) {
-        let sent = Sent {
-            sender: (self.rank, self.birth),
-            peer: put.peer.0,
-            from: self.in_window(put.from.bytes()),
-            to: self.remote_address(put.peer, put.to.bytes()),
-            bytes: u64::from(put.bytes),
-            is_words,
-        };
-        self.shared
-            .network
-            .borrow_mut()
-            .send(&sent, self.fences.get());
     }
 }

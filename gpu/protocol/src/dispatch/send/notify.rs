@@ -5,7 +5,7 @@
 use ferry_layout::{Counter, Rank, Region, Tagged, assignment_index};
 
 use crate::dispatch::launch::Dispatch;
-use crate::machine::rows::Put;
+use crate::machine::puts::Put;
 use crate::machine::{LANES, Machine};
 use crate::sync::arrivals;
 use crate::sync::launch::Aborted;
