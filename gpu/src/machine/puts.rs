@@ -10,7 +10,12 @@ use crate::shmem;
 impl<A: Arguments, const SHMEM: bool> Puts for Gpu<'_, A, SHMEM> {
     #[inline(always)]
     fn has_room(&self) -> bool {
-        !SHMEM || shmem::has_room()
+        if !SHMEM {
+            return true;
+        }
+        thread::converge();
+        // Lanes look at different times, and all must decide alike.
+        thread::ballot(shmem::has_room()) == u32::MAX
     }
 
     #[inline(always)]
