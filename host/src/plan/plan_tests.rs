@@ -115,7 +115,10 @@ fn plans_of_many_ranks_give_their_sizes() {
         assert_eq!(plan.max_scale_blocks(), blocks);
         // A header has 8 bytes for each expert; rows are whole cache lines.
         let near = ranks * tokens * (row + 128) + tokens * 8 * row;
-        let staged = tokens * (row + 128) + ranks * tokens * row;
+        // Between nodes, counts and presence for each rank, each behind an empty word, and a line of epochs.
+        let notice = (256 / ranks + 2).next_multiple_of(2) + 130;
+        let notices = (ranks * 8 * notice).next_multiple_of(128) + 128;
+        let staged = tokens * (row + 128) + ranks * tokens * row + notices;
         // On one node, rows of 1024 tokens of all ranks can be dispatched bare, with a header for each of 16
         // parts, and rows of 2048 be combined so.
         let bare = 1024 * (row + 16 * 64) + 2048 / ranks * 8 * row;
