@@ -236,8 +236,11 @@ fn require_same_kernels(compiled: &str, taken: &str) -> Result<()> {
         .filter(|part| part.name.starts_with("ferry_"));
     for kernel in kernels {
         let is_there = !matches!(kernel.verdict, Verdict::OnlyBefore | Verdict::OnlyAfter);
+        // Halves of register pairs, and pairs with an empty half: the assembler makes no operation of them.
+        let is_free = |name: &str| ["cvt.u32.u64", "cvt.u64.u32"].contains(&name);
+        let is_same = kernel.counts.iter().all(|(_, name, ..)| is_free(name));
         ensure!(
-            is_there && kernel.counts.is_empty(),
+            is_there && is_same,
             "{} has other operations than in the build with NVSHMEM: {:?}",
             kernel.name,
             kernel.counts
