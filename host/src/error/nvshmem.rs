@@ -74,6 +74,17 @@ pub enum NvshmemError {
         /// The attribute's value.
         ordering: u32,
     },
+    /// A NIC whose writes may pass each other, by the variables that NVSHMEM reads.
+    #[error(
+        "NVSHMEM_IB_ENABLE_RELAXED_ORDERING is {}, so that a NIC's writes may pass each other on PCIe and a \
+         row be read before it is there; set NVSHMEM_IB_ENABLE_RELAXED_ORDERING=0 for all ranks before the \
+         group is made",
+        value.as_deref().map_or_else(|| "unset (1 to NVSHMEM)".into(), |value| format!("{value:?}"))
+    )]
+    RelaxedOrdering {
+        /// The variable's value; `None` if it is unset.
+        value: Option<String>,
+    },
     /// NVSHMEM's thread on the host reads no more requests: a call that waits for it would not end. Nothing
     /// is freed, and the job is not left.
     #[error(

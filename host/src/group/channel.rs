@@ -1,5 +1,7 @@
 //! NVSHMEM's channel: its kernels' requests for ranks of other nodes, which a thread of the host carries out.
 
+use std::env;
+use std::ffi::OsStr;
 use std::mem::offset_of;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +24,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: a GPU sees its own writes from a network in their order.
 const ORDERED: u32 = 100;
+
+/// The variable that names NVSHMEM's transport between nodes.
+const TRANSPORT: &str = "NVSHMEM_REMOTE_TRANSPORT";
+/// The variable that lets a NIC's writes pass each other. NVSHMEM 3.4.5 takes it as 1 unless it is set.
+const RELAXED_ORDERING: &str = "NVSHMEM_IB_ENABLE_RELAXED_ORDERING";
 
 /// A job's channel.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +96,8 @@ impl Channel {
     /// Makes sure that rows can get to `peer`, whose memory is not mapped, and are there before their flags.
     ///
     /// # Errors
-    /// [`NvshmemError::NoChannel`], [`NvshmemError::WritesUnordered`], and those of the driver.
+    /// [`NvshmemError::NoChannel`], [`NvshmemError::WritesUnordered`], [`NvshmemError::RelaxedOrdering`], and
+    /// those of the driver.
     pub(super) fn require_way(
         channel: Option<&Self>,
         device: &CudaDevice,
@@ -103,7 +111,12 @@ impl Channel {
             let device = device.name();
             return Err(NvshmemError::WritesUnordered { device, ordering }.into());
         }
-        Ok(())
+        // NVSHMEM cannot be asked. If its variables were changed after it was initialised, this is not seen.
+        let variable = |name| env::var_os(name);
+        Ok(require_strict_ordering(
+            variable(TRANSPORT).as_deref(),
+            variable(RELAXED_ORDERING).as_deref(),
+        )?)
     }
 
     /// Waits until the thread has read what is in the channel now, as long as it makes progress: a call that
@@ -132,6 +145,53 @@ impl Channel {
                 return Err(NvshmemError::Stalled { bytes }.into());
             }
             thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Makes sure that a NIC writes a row before its flag, given NVSHMEM's variables: its transports for
+/// InfiniBand and RoCE, of which one is the default, register memory for relaxed ordering on PCIe unless told
+/// otherwise.
+fn require_strict_ordering(
+    transport: Option<&OsStr>,
+    relaxed_ordering: Option<&OsStr>,
+) -> Result<(), NvshmemError> {
+    let over_nic = transport.is_none_or(|name| {
+        let name = name.as_encoded_bytes();
+        name.is_empty()
+            || name
+                .get(..2)
+                .is_some_and(|two| two.eq_ignore_ascii_case(b"ib"))
+    });
+    if over_nic && relaxed_ordering.is_none_or(|value| value != "0") {
+        let value = relaxed_ordering.map(|value| value.to_string_lossy().into_owned());
+        return Err(NvshmemError::RelaxedOrdering { value });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_whose_writes_may_pass_each_other_is_refused() {
+        let found = |transport: Option<&str>, relaxed: Option<&str>| {
+            require_strict_ordering(transport.map(OsStr::new), relaxed.map(OsStr::new))
+        };
+        for transport in [None, Some(""), Some("ibrc"), Some("IBDEVX")] {
+            for relaxed in [None, Some(""), Some("1"), Some("false")] {
+                let refused = found(transport, relaxed).unwrap_err().to_string();
+                assert!(
+                    refused.contains("NVSHMEM_IB_ENABLE_RELAXED_ORDERING=0"),
+                    "{refused}"
+                );
+                assert!(refused.contains(relaxed.unwrap_or("unset")), "{refused}");
+            }
+            assert!(found(transport, Some("0")).is_ok());
+        }
+        for transport in ["ucx", "libfabric", "i"] {
+            assert!(found(Some(transport), None).is_ok());
         }
     }
 }
