@@ -53,6 +53,8 @@ pub struct Network {
     settings: String,
     /// Ranks of a node.
     node: usize,
+    /// Whether NVSHMEM is told of a lost peer, and then ends the process.
+    ends_survivors: bool,
     /// Variables of all.
     variables: Vec<(OsString, OsString)>,
     // The daemon ends before its folder.
@@ -63,7 +65,7 @@ pub struct Network {
 impl Network {
     /// A network with these settings between nodes of `node` ranks each, which divide `ranks`.
     fn new(settings: &str, node: usize, ranks: usize) -> Result<Self> {
-        settings
+        let parsed = settings
             .parse::<settings::Settings>()
             .with_context(|| format!("--network {settings}"))?;
         ensure!(
@@ -75,6 +77,7 @@ impl Network {
         Ok(Self {
             settings: settings.to_owned(),
             node,
+            ends_survivors: parsed.lost == settings::Lost::Error,
             variables: variables
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect(),
@@ -123,6 +126,11 @@ impl Network {
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .env(settings::VARIABLE, format!("{}{counts}", self.settings))
             .env(host_name::VARIABLE, format!("node{}", rank / self.node));
+    }
+
+    /// Whether NVSHMEM may end the process of a rank that has lost a peer.
+    pub const fn ends_survivors(&self) -> bool {
+        self.ends_survivors
     }
 
     /// Prints what the transport of each of the ranks counted.

@@ -36,7 +36,8 @@ const LATEST_KILL: Duration = Duration::from_millis(500);
 /// Start one process per GPU and kill one of them, repeatedly
 ///
 /// Each time all survivors must report the rank that was killed, within the deadline and a margin, and leave
-/// the group without a hang.
+/// the group without a hang. With --network, NVSHMEM may also end a survivor's process, within the same time,
+/// unless the settings say lost=ignore.
 #[derive(clap::Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct KilledArgs {
@@ -173,10 +174,14 @@ fn kill_one(
     };
     processes.kill(victim)?;
     processes.tell(victim, &format!("{victim} {}", free_address()?))?;
-    let reports = processes.reports(victim, kill.deadline + REPORTS)?;
+    let may_end = network.is_some_and(Network::ends_survivors);
+    let (reports, ended) = processes.reports(victim, kill.deadline + REPORTS, may_end)?;
     let within = if kill.recovers { RECOVERY } else { EXIT };
     let exits = processes.wait_for_exits(victim, within)?;
     let mut problems = kill.problems(&reports);
+    // NVSHMEM exits; what a signal ends has crashed.
+    let crashed = ended.iter().filter(|&rank| exits.crashed.contains(rank));
+    problems.extend(crashed.map(|rank| format!("rank {rank} crashed before its report")));
     // How a process ends that has lost others is NVSHMEM's business, where it is in: it is told, not judged.
     if kill.recovers {
         problems.extend(exits.problems.iter().cloned());
@@ -191,9 +196,13 @@ fn kill_one(
     } else {
         exits.problems.join("; ")
     };
+    let told = match ended.as_slice() {
+        [] => kill.figures(&reports),
+        all if reports.is_empty() => format!("NVSHMEM ended ranks {all:?}"),
+        some => format!("NVSHMEM ended ranks {some:?}; {}", kill.figures(&reports)),
+    };
     Ok(format!(
-        "rank {victim} killed after {moment} ms: {}; {ends}",
-        kill.figures(&reports)
+        "rank {victim} killed after {moment} ms: {told}; {ends}"
     ))
 }
 
@@ -202,6 +211,8 @@ fn kill_one(
 struct Exits {
     slowest: Duration,
     problems: Vec<String>,
+    /// Ranks that a signal ended.
+    crashed: Vec<u32>,
 }
 
 /// The processes, by rank. Dropped, they are killed.
@@ -302,11 +313,17 @@ impl Processes {
         Ok(())
     }
 
-    fn reports(&mut self, victim: u32, within: Duration) -> Result<Vec<Report>> {
+    /// Reports of the survivors, and those that ended without one, which only counts if they `may_end`.
+    fn reports(
+        &mut self,
+        victim: u32,
+        within: Duration,
+        may_end: bool,
+    ) -> Result<(Vec<Report>, Vec<u32>)> {
         let limit = Instant::now() + within;
         let mut missing: Vec<u32> = (0..self.children.len() as u32).collect();
         missing.retain(|&rank| rank != victim);
-        let mut reports = Vec::new();
+        let (mut reports, mut ended) = (Vec::new(), Vec::new());
         while !missing.is_empty() {
             let (rank, line) = self.line(limit).with_context(|| {
                 format!(
@@ -317,18 +334,21 @@ impl Processes {
             if !missing.contains(&rank) {
                 continue;
             }
-            let Some(line) = line else {
-                bail!("rank {victim} was killed, and rank {rank} ended without a report");
-            };
-            match line.strip_prefix(REPORT) {
-                Some(report) => {
-                    reports.push(serde_json::from_str(report)?);
-                    missing.retain(|&other| other != rank);
+            match line
+                .as_deref()
+                .map(|line| line.strip_prefix(REPORT).ok_or(line))
+            {
+                Some(Ok(report)) => reports.push(serde_json::from_str(report)?),
+                Some(Err(line)) => {
+                    eprintln!("rank {rank}: {line}");
+                    continue;
                 }
-                None => eprintln!("rank {rank}: {line}"),
+                None if may_end => ended.push(rank),
+                None => bail!("rank {victim} was killed, and rank {rank} ended without a report"),
             }
+            missing.retain(|&other| other != rank);
         }
-        Ok(reports)
+        Ok((reports, ended))
     }
 
     fn wait_for_exits(&mut self, victim: u32, within: Duration) -> Result<Exits> {
@@ -340,9 +360,14 @@ impl Processes {
             }
             match wait(child, start + within)? {
                 Some(status) if status.success() => {}
-                Some(status) => exits
-                    .problems
-                    .push(format!("rank {rank} ended with {status}")),
+                Some(status) => {
+                    exits
+                        .problems
+                        .push(format!("rank {rank} ended with {status}"));
+                    exits
+                        .crashed
+                        .extend(status.code().is_none().then_some(rank));
+                }
                 None => {
                     let problem = format!("rank {rank} has not ended {within:?} after its report");
                     exits.problems.push(problem);

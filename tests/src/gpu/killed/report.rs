@@ -110,7 +110,7 @@ impl Kill {
             .flat_map(|report| self.problems_of(report))
             .collect();
         problems.extend(reports.iter().filter_map(|r| self.wrong_name(r, reports)));
-        if !reports.iter().any(|report| self.is_named(report)) {
+        if !reports.is_empty() && !reports.iter().any(|report| self.is_named(report)) {
             let told: Vec<_> = reports.iter().map(|report| report.error.as_str()).collect();
             let (victim, told) = (self.victim, told.join(" / "));
             problems.push(format!("nobody names rank {victim}: {told}"));
