@@ -119,7 +119,8 @@ impl Sender {
         if link.is_closed() {
             // A PE that ends says so on its other connection, which this PE's other agent reads.
             let since = closed.get_or_insert(now).elapsed();
-            if since > GRACE || shared.dropped_out().is_some() {
+            let has_left = shared.peers[*pe].has_left.load(Ordering::Acquire);
+            if has_left || since > GRACE || shared.dropped_out().is_some() {
                 shared.lose(*pe, "it closed its connection to this PE's requests");
             }
             taken.clear();

@@ -122,11 +122,14 @@ impl Shared {
         self.write_counts();
     }
 
+    /// Notes that a peer is lost, unless it left after all that it was asked, or this PE leaves as well.
     pub(crate) fn lose(&self, pe: usize, why: &str) {
         let peer = &self.peers[pe];
         let stops = self.stops.load(Ordering::Relaxed);
+        let has_left = peer.has_left.load(Ordering::Acquire);
+        let is_closing = self.is_closing.load(Ordering::Acquire);
         if stops
-            || peer.has_left.load(Ordering::Acquire)
+            || has_left && (is_closing || self.is_quiet(pe))
             || peer.is_lost.swap(true, Ordering::Relaxed)
         {
             return;

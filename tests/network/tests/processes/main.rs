@@ -107,6 +107,17 @@ fn nvshmem_is_not_told_of_a_lost_peer_if_it_is_to_be_ignored() {
 }
 
 #[test]
+fn a_peer_that_left_keeps_nobody_waiting_who_still_asks_it() {
+    let ended = Job::new("fence", 2).run("rounds-with-one-that-left");
+    let text = &ended[0].text;
+    assert_eq!(ended[0].said("told"), "of a failure", "{text}");
+    // Not by patience, which is two minutes.
+    assert!(ended[0].number("told-ms") < 30_000, "{text}");
+    assert_eq!(ended[0].count("lost"), 1, "{text}");
+    assert_eq!(ended[1].count("lost"), 0, "{}", ended[1].text);
+}
+
+#[test]
 fn a_full_send_queue_stalls_its_caller() {
     let ended = Job::new("fence,window=8,lose=1:100:hang,patience-s=1", 2).run("without-quiet");
     let text = &ended[0].text;

@@ -2,7 +2,8 @@
 
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::pe::{Job, Pe, say};
 
@@ -60,6 +61,14 @@ pub fn run(job: &Job) {
         "until-lost" => until_lost(&pe, &heap),
         "without-quiet" => while send(&pe, &heap, 1) == 0 {},
         "some-rounds" => some_rounds(&pe, &heap),
+        "rounds-with-one-that-left" if pe.pe == 1 => {}
+        "rounds-with-one-that-left" => {
+            // Longer than an end waits for others.
+            thread::sleep(Duration::from_millis(2_500));
+            let begin = Instant::now();
+            some_rounds(&pe, &heap);
+            say("told-ms", begin.elapsed().as_millis());
+        }
         "end-at-once" => (0..200).for_each(|row| {
             let peer = 1 - pe.pe;
             let row = row % ROWS;
