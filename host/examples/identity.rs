@@ -67,7 +67,7 @@ fn main() -> Result<(), Error> {
             rank.dispatch(t.stream, &t.input, t.rows.output())?;
             let rows = CombineInput {
                 topk_weights: Some(t.weights),
-                ..CombineInput::new(t.rows.output().tokens.expect("not a view"))
+                ..CombineInput::new(t.rows.output().tokens()?)
             };
             rank.combine(t.stream, &rows, &t.sums.output(tokens)?)?;
         }

@@ -38,7 +38,7 @@
 //! // on `rows.output().tokens`; here they return their input.
 //! for (rank, (input, rows, sums)) in ranks.iter_mut().zip(&memory) {
 //!     rank.dispatch(stream, input, rows.output())?;
-//!     let expert_rows = CombineInput::new(rows.output().tokens.expect("not a view"));
+//!     let expert_rows = CombineInput::new(rows.output().tokens()?);
 //!     rank.combine(stream, &expert_rows, &sums.output(1)?)?;
 //! }
 //! for (rank, (_, _, sums)) in ranks.iter().zip(&memory) {
@@ -190,6 +190,7 @@ pub use plan::Plan;
 pub use plan::capacity::Capacity;
 pub use plan::check::MAX_EXPERT_ALIGNMENT;
 pub use plan::config::Config;
+pub use plan::receive::{ByExpert, KeptRows, Padded, Receive, ReceiveFields, StridedRows};
 pub use tensor::Tensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::ReceiveLayout;
 use ferry::layout::Shape;
-use ferry::{CombineMode, Config, Plan, TokenFormat};
+use ferry::{CombineMode, Config, Plan, Receive, ReceiveLayout, TokenFormat};
 use ferry_reference::text::{self, TextSpec};
 use ferry_reference::{Problem, bf16};
 
@@ -135,7 +134,7 @@ fn carry(open: &mut OpenGroup, args: &DemoArgs) -> Result<Carried> {
         deadline: open.scaled(DEADLINE),
         debug_checks: true,
         specialise: true,
-        receive: args.receive,
+        receive: Receive::of(args.receive),
         ..Config::new(args.experts, args.top_k, args.hidden, args.tokens)
     };
     // Checks every number before the text is turned into tokens.

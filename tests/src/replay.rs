@@ -12,8 +12,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferry::ReceiveLayout;
-use ferry::{CombineMode, Config, Plan, ScaleLayout, TokenFormat};
+use ferry::{
+    CombineMode, Config, Plan, Receive, ReceiveFields, ReceiveLayout, ScaleLayout, TokenFormat,
+};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, OpenGroup, open};
 use crate::kernel_files::KernelFiles;
@@ -273,7 +274,7 @@ fn prepare(open: &OpenGroup, args: &ReplayArgs, given: Given) -> Result<(Given, 
     );
     prepare_rows(args, &given)?;
     prepare_scales(args, &given)?;
-    let settings = settings(args, &given, open.scaled(DEADLINE));
+    let settings = settings(args, &given, open.scaled(DEADLINE))?;
     let settings = Settings {
         given: form(args, &given, &settings.config)?,
         ..settings
@@ -376,7 +377,7 @@ fn round(session: &mut Session, given: &Given, settings: &Settings) -> Result<Ve
     serialize(&own)
 }
 
-fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
+fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Result<Settings> {
     let problem = &given.problem;
     let most = problem
         .inputs
@@ -384,7 +385,7 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         .map(|input| input.tokens)
         .max()
         .unwrap_or(0);
-    let config = args.groups.put(Config {
+    let config = Config {
         p2p_world_size: args.p2p_world_size.or(args.group_args.node),
         format: (args.scales).map_or(args.format, |layout| args.format.with_scale_layout(layout)),
         combine: args.mode,
@@ -396,13 +397,15 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
                 || args.late_weights
                 || args.ids == Ids::I64
                 || args.pass_through.is_some()),
-        receive: args.receive,
-        transposed_scales: args.transposed_scales,
-        clear_absent: args.clear_absent,
-        combine_weights: args.combine_weights,
+        receive: Receive::try_from(args.groups.put(ReceiveFields {
+            transposed_scales: args.transposed_scales,
+            clear_absent: args.clear_absent,
+            combine_weights: args.combine_weights,
+            ..ReceiveFields::new(args.receive)
+        }))?,
         ..Config::new(problem.experts, problem.top_k, problem.hidden, most.max(1))
-    });
-    Settings {
+    };
+    Ok(Settings {
         split: args.split,
         apart: !given.weights,
         weights: !args.late_weights,
@@ -410,5 +413,5 @@ fn settings(args: &ReplayArgs, given: &Given, deadline: Duration) -> Settings {
         wide_ids: args.ids == Ids::I64,
         strides: (args.pass_through).map_or(Strides::RowMajor, Places::strides),
         ..Settings::of(config, std::slice::from_ref(problem))
-    }
+    })
 }

@@ -288,9 +288,10 @@ impl ScaleKind {
 /// Kind of the scales of a dispatch's outputs.
 fn kind_of_scales(plan: &Plan) -> ScaleKind {
     let config = plan.config();
+    let receive = config.receive.fields();
     match ScaleKind::of(config.format) {
         ScaleKind::Transposed
-            if config.receive != ReceiveLayout::ByExpert && !config.transposed_scales =>
+            if receive.layout != ReceiveLayout::ByExpert && !receive.transposed_scales =>
         {
             ScaleKind::RowMajor
         }

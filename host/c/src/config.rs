@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferry::layout::OutputElement;
-use ferry::{CombineMode, Config, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Config, Error, Receive, ReceiveFields, ReceiveLayout, TokenFormat};
 
 use crate::status::Failure;
 use crate::structs::{flag, sized};
@@ -165,19 +165,23 @@ impl ferry_config {
             skip_a2a: flag("config->skip_a2a", self.skip_a2a)?,
             specialise: flag("config->specialise", self.specialise)?,
             options: flag("config->options", self.options)?,
-            receive: receive_layout(self.receive)?,
+            receive: self.receive()?,
+            ..sizes
+        })
+    }
+
+    fn receive(&self) -> Result<Receive, Failure> {
+        let fields = ReceiveFields {
+            layout: receive_layout(self.receive)?,
             transposed_scales: flag("config->transposed_scales", self.transposed_scales)?,
             clear_absent: flag("config->clear_absent", self.clear_absent)?,
             combine_weights: flag("config->combine_weights", self.combine_weights)?,
-            expert_alignment: match self.expert_alignment {
-                0 => sizes.expert_alignment,
-                given => number(given.into()),
-            },
+            expert_alignment: self.expert_alignment.max(1) as usize,
             clear_padding: flag("config->clear_padding", self.clear_padding)?,
             row_sources: flag("config->row_sources", self.row_sources)?,
             m_indices: flag("config->m_indices", self.m_indices)?,
-            ..sizes
-        })
+        };
+        Ok(Receive::try_from(fields).map_err(Error::from)?)
     }
 }
 

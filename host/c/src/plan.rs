@@ -236,7 +236,7 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
         let planned = if !flag("apart", apart)? {
             let combined = Tensor::contiguous(at, element, [tokens, config.hidden]);
             let weights = Tensor::contiguous(at, DataType::F32, [tokens, config.top_k]);
-            match config.combine_weights {
+            match config.receive.fields().combine_weights {
                 false => CombineOutput::Summed(combined),
                 true => CombineOutput::Weighted { combined, weights },
             }

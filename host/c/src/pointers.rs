@@ -71,10 +71,12 @@ pub unsafe extern "C" fn ferry_communicator_device_pointers(
                     ..
                 } = rank.device_pointers();
                 let dispatch_row_bytes = u64::from(shape.dispatch_row_bytes());
-                let combine_row_bytes = u64::from(match rank.plan().config().combine_weights {
-                    true => shape.weighted_combine_row_bytes(),
-                    false => shape.combine_row_bytes(),
-                });
+                let combine_row_bytes = u64::from(
+                    match rank.plan().config().receive.fields().combine_weights {
+                        true => shape.weighted_combine_row_bytes(),
+                        false => shape.combine_row_bytes(),
+                    },
+                );
                 let found = ferry_device_pointers {
                     size: 0,
                     dispatch_send: dispatch[0],

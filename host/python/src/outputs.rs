@@ -14,9 +14,10 @@ pub(crate) fn placed(plan: &Plan, given: &DispatchTensors<Given>) -> PyResult<Di
         given.map(Given::of).transpose()
     }
     let config = plan.config();
-    let by_expert = config.receive == ReceiveLayout::ByExpert;
+    let receive = config.receive.fields();
+    let by_expert = receive.layout == ReceiveLayout::ByExpert;
     let is_transposed =
-        config.transposed_scales || (by_expert && config.format.scale_layout().is_none());
+        receive.transposed_scales || (by_expert && config.format.scale_layout().is_none());
     let scales = match (&given.scales, &given.scale_offsets) {
         (Some(scales), Some(offsets)) => Some(ScaleTensor::Tiled {
             scales: scales.of()?,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferry::{
-    Capacity, CombineMode, Config, Error, Rank, ReceiveLayout, ReceivedRows, TensorLayout,
-    TokenFormat,
+    Capacity, CombineMode, Config, Error, Rank, Receive, ReceiveFields, ReceiveLayout,
+    ReceivedRows, TensorLayout, TokenFormat,
 };
 use half::bf16;
 use pyo3::conversion::FromPyObjectOwned;
@@ -333,6 +333,27 @@ impl Reader<'_, '_> {
         Ok(seconds.unwrap_or(Duration::from_secs(1)))
     }
 
+    /// The layout of received rows, with the fields that it takes; without them if it takes others.
+    fn receive(&mut self) -> PyResult<Receive> {
+        let fields = ReceiveFields {
+            layout: self.word("receive", ReceiveLayout::ByExpert)?,
+            transposed_scales: self.flag("transposed_scales")?,
+            clear_absent: self.flag("clear_absent")?,
+            combine_weights: self.flag("combine_weights")?,
+            expert_alignment: self
+                .number("expert_alignment", "it must be a power of two, 1 to 256")?
+                .unwrap_or(1),
+            clear_padding: self.flag("clear_padding")?,
+            row_sources: self.flag("row_sources")?,
+            m_indices: self.flag("m_indices")?,
+        };
+        Ok(Receive::try_from(fields).unwrap_or_else(|refused| {
+            self.broken
+                .extend(refused.problems.iter().map(errors::problem));
+            Receive::of(fields.layout)
+        }))
+    }
+
     fn note(&mut self, field: &'static str, rule: &str) -> PyResult<()> {
         let value = shown(&self.given.getattr(field)?);
         self.broken.push((field, value, rule.to_owned()));
@@ -352,14 +373,11 @@ fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
         reader.size("max_tokens_per_rank")?,
     );
     let has_sizes = reader.broken.is_empty();
+    let receive = reader.receive()?;
     let config = Config {
         p2p_world_size: reader.most("p2p_world_size")?,
         format: reader.word("format", TokenFormat::Bf16)?,
         combine: reader.word("combine", CombineMode::Reduced)?,
-        receive: reader.word("receive", ReceiveLayout::ByExpert)?,
-        transposed_scales: reader.flag("transposed_scales")?,
-        clear_absent: reader.flag("clear_absent")?,
-        combine_weights: reader.flag("combine_weights")?,
         shared_expert: reader.flag("shared_expert")?,
         deadline: reader.seconds("deadline")?,
         debug_checks: reader.flag("debug_checks")?,
@@ -369,12 +387,7 @@ fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
         skip_a2a: reader.flag("skip_a2a")?,
         specialise: reader.flag("specialise")?,
         options: reader.flag("options")?,
-        expert_alignment: reader
-            .number("expert_alignment", "it must be a power of two, 1 to 256")?
-            .unwrap_or(1),
-        clear_padding: reader.flag("clear_padding")?,
-        row_sources: reader.flag("row_sources")?,
-        m_indices: reader.flag("m_indices")?,
+        receive,
         ..sizes
     };
     let mut broken = reader.broken;

@@ -131,7 +131,7 @@ impl CombineInput {
         } = received;
         let rows = self.returned_rows(output, plan, received)?;
         if rows.is_on != 0 && matches!(self.epilogue, CombineEpilogue::Own(_)) {
-            let receive = plan.config().receive;
+            let receive = plan.receive().layout;
             return Err(EpilogueError::RowsAsTheyCame { receive }.into());
         }
         let words = self.epilogue.words(plan, tokens, taken)?;
@@ -199,7 +199,7 @@ impl CombineInput {
                 tensor.require(name, [tokens, config.hidden], Element::BF16_ROW)?;
             }
         }
-        if config.receive == ReceiveLayout::Padded {
+        if plan.receive().layout == ReceiveLayout::Padded {
             let (name, weights) = match config.combine {
                 CombineMode::Reduced => ("row_weights", self.row_weights.is_some()),
                 CombineMode::Exact => ("topk_weights", self.topk_weights.is_some()),
@@ -214,7 +214,7 @@ impl CombineInput {
             ("received_weights", given, capacity),
             ("weights", returned, tokens),
         ] {
-            let is_wanted = config.combine_weights;
+            let is_wanted = plan.receive().combine_weights;
             require_field(
                 name,
                 tensor.is_some(),
@@ -236,7 +236,7 @@ impl CombineInput {
             weights: given.map_or(0, |tensor| tensor.at.address().max(NO_ROWS)),
             combined_weights: address_or_none(returned),
             is_on: 1,
-            layout: config.receive.number(),
+            layout: plan.receive().layout.number(),
         })
     }
 

@@ -113,9 +113,10 @@ impl DispatchInput {
         let mut rows = ReceivedRows::NONE;
         if config.receive.keeps_rows() {
             rows.is_on = 1;
-            rows.layout = config.receive.number();
-            rows.clears_absent = config.clear_absent.into();
-            rows.transposes_scales = config.transposed_scales.into();
+            let fields = plan.receive();
+            rows.layout = fields.layout.number();
+            rows.clears_absent = fields.clear_absent.into();
+            rows.transposes_scales = fields.transposed_scales.into();
         }
         DispatchOptions {
             tokens_on_device: address_or_none(self.tokens_on_device),
@@ -208,6 +209,20 @@ impl DispatchOutput {
             m_indices: None,
             source_ranges: None,
         }
+    }
+
+    /// The rows' tensor, which experts read.
+    ///
+    /// # Errors
+    /// [`TensorError`] for a view, whose rows stay in the window:
+    /// [`Communicator::view`](crate::Communicator::view) has them.
+    pub fn tokens(&self) -> Result<Tensor<2>, TensorError> {
+        self.tokens.ok_or_else(|| TensorError {
+            tensor: "tokens",
+            wanted: "a tensor, which a view does not have: Communicator::view has its rows"
+                .to_owned(),
+            given: "none".to_owned(),
+        })
     }
 
     /// Checks every tensor.
@@ -320,7 +335,7 @@ impl DispatchOutput {
             weights,
             m_indices: address_or_none(self.m_indices),
             ranges: address_or_none(self.source_ranges),
-            clears_padding: config.clear_padding.into(),
+            clears_padding: plan.receive().clear_padding.into(),
             ..plan.blocks()
         };
         DispatchOptions { groups, ..options }

@@ -89,7 +89,7 @@ pub struct DispatchInput {
 ///
 /// - [by expert](crate::ReceiveLayout::ByExpert) any multiple of
 ///   [`Plan::row_alignment`](crate::Plan::row_alignment) (1, or 4 in blockwise FP8, or
-///   [`expert_alignment`](crate::Config::expert_alignment)), and
+///   [`alignment`](crate::ByExpert::alignment)), and
 ///   [`Plan::max_rows`](crate::Plan::max_rows) always suffice. If more rows arrive, the first ones are
 ///   written, and the others count as not routed here: see [`FaultKind::OutputTooSmall`](crate::FaultKind);
 /// - for compact rows any number, likewise;
@@ -119,14 +119,14 @@ pub struct DispatchOutput {
     /// their order: row `t` is token `t`; with [`skip_a2a`](crate::Config::skip_a2a) this rank's part of the
     /// tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): row `t` is token `start + t`. Rows from
     /// `row_offsets[groups]` on are not written, nor are those that pad a group, unless
-    /// [`clear_padding`](crate::Config::clear_padding) makes them zeros.
+    /// [`clear_padding`](crate::ByExpert::clear_padding) makes them zeros.
     ///
     /// Strided and compact: a row for each source rank and token. Rows without a token are not written, or
-    /// zeros with [`clear_absent`](crate::Config::clear_absent). View: `None`, as rows stay in the window
-    /// ([`Communicator::view`](crate::Communicator::view)).
+    /// zeros with [`clear_absent`](crate::StridedRows::clear_absent). View: `None`, as rows stay in the
+    /// window ([`Communicator::view`](crate::Communicator::view)).
     pub tokens: Option<Tensor<2>>,
     /// The rows' scales, in the layout of the plan's format; `None` for BF16, and for a view, where they
-    /// follow each row, unless they are [transposed](crate::Config::transposed_scales).
+    /// follow each row, unless they are [transposed](crate::KeptRows::transposed_scales).
     pub scales: Option<ScaleTensor>,
     /// BF16 `[capacity]`, [`TokenFormat::Nvfp4RowScaled`](crate::TokenFormat) only: the inverse of
     /// each row's own global scale. An element is its code times its scale times this. `None` for a view,
@@ -147,7 +147,7 @@ pub struct DispatchOutput {
     /// written for the shared expert's rows and for rows without a token. In other layouts: each row's source
     /// rank and token, -1 and -1 in rows without a token.
     ///
-    /// By expert with [`row_sources`](crate::Config::row_sources), i32 `[capacity, 3]`: each row's source
+    /// By expert with [`row_sources`](crate::ByExpert::row_sources), i32 `[capacity, 3]`: each row's source
     /// rank, token and top-k slot. Of the shared expert's rows this rank, the token and -1; -1 three times in
     /// rows without a token: those that pad a group, and all from `row_offsets[groups]` on. With
     /// [`skip_a2a`](crate::Config::skip_a2a) the source rank is this one.
@@ -160,7 +160,7 @@ pub struct DispatchOutput {
     /// and +0 in all others. 1 if the source gave no `topk_weights`. A weight whose bits are all ones arrives
     /// as `0xfffffffe`, if it travels.
     ///
-    /// By expert with [`row_sources`](crate::Config::row_sources), f32 `[capacity, 1]`: the router's weight
+    /// By expert with [`row_sources`](crate::ByExpert::row_sources), f32 `[capacity, 1]`: the router's weight
     /// of each row, 1 for the shared expert's rows, and +0 in rows without a token.
     pub weights: Option<Tensor<2>>,
     /// i32 `[ranks]`, not by expert: the number of rows from each source rank in these outputs.
@@ -168,15 +168,15 @@ pub struct DispatchOutput {
     /// i32 `[local_experts]`, not by expert: the number of `ids` that name each local expert. A token that
     /// lists an expert twice counts twice.
     ///
-    /// By expert with an [`expert_alignment`](crate::Config::expert_alignment) above 1, and in padded blocks,
+    /// By expert with an [`alignment`](crate::ByExpert::alignment) above 1, and in padded blocks,
     /// i32 `[groups]`: the number of rows of each group in these outputs, without padding.
     pub expert_counts: Option<Tensor<1>>,
     /// u32 `[groups]`, where there are `expert_counts` of groups: the row after the last one of each group,
     /// without padding, `row_offsets[g] + expert_counts[g]`.
     pub row_ends: Option<Tensor<1>>,
-    /// i32 `[capacity]`, with [`m_indices`](crate::Config::m_indices): the group of each row, and -1 in rows
-    /// without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's contiguous
-    /// layout takes it, with an alignment of 128.
+    /// i32 `[capacity]`, with [`m_indices`](crate::ByExpert::m_indices): the group of each row, and -1 in
+    /// rows without a token: those that pad a group, and all from `row_offsets[groups]` on. DeepGEMM's
+    /// contiguous layout takes it, with an alignment of 128.
     pub m_indices: Option<Tensor<1>>,
     /// i64 `[local_experts, ranks]`, of padded blocks only: the rows of each source rank in each expert's
     /// block, in the lower 32 bits their number, in the upper ones the row of the block at which they begin.
@@ -204,7 +204,7 @@ pub struct CombineInput {
     /// `+0 + initial[0] + initial[1]` in f32, without those that are `None`, and the ranks' rows follow. None
     /// of them may overlap `combined`.
     pub initial: [Option<Tensor<2>>; 2],
-    /// f32 `[capacity, top_k]`, with [`Config::combine_weights`](crate::Config::combine_weights) and only
+    /// f32 `[capacity, top_k]`, with [`KeptRows::combine_weights`](crate::KeptRows::combine_weights) and only
     /// then: weights that return with the rows, to [`CombineOutput::Weighted`].
     pub received_weights: Option<Tensor<2>>,
     /// Steps on the sums of this rank's own tokens. In layouts that keep rows as they came, those of
@@ -234,7 +234,7 @@ pub enum CombineOutput {
     /// [`initial`](CombineInput::initial) and one row for each rank with an expert of the token, by rank.
     Summed(Tensor<2>),
     /// The same sums, and weights that came back with the rows: with
-    /// [`Config::combine_weights`](crate::Config::combine_weights) and only then.
+    /// [`KeptRows::combine_weights`](crate::KeptRows::combine_weights) and only then.
     Weighted {
         /// The sums, as in [`Summed`](Self::Summed).
         combined: Tensor<2>,

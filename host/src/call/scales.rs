@@ -14,11 +14,11 @@ use crate::tensor::data_type::DataType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleTensor {
     /// f32 `[hidden / 128, capacity]`, blockwise FP8 by expert, and in other layouts with
-    /// [`Config::transposed_scales`](crate::Config::transposed_scales): transposed, for grouped matrix
+    /// [`KeptRows::transposed_scales`](crate::KeptRows::transposed_scales): transposed, for grouped matrix
     /// multiplications that load it by TMA. So it is 16-byte aligned, and by expert so is its stride:
     /// `capacity` is a multiple of 4. In other layouts it may be any number, and TMA takes multiples of 4.
     /// The columns of padding rows are not written without
-    /// [`Config::clear_padding`](crate::Config::clear_padding).
+    /// [`ByExpert::clear_padding`](crate::ByExpert::clear_padding).
     Transposed(Tensor<2>),
     /// MX and NV formats in [`ScaleLayout::Tiled`](crate::ScaleLayout).
     Tiled {
@@ -27,7 +27,7 @@ pub enum ScaleTensor {
         /// `b = row_offsets[expert] / 128 + offsets[expert] + r / 128`. In an expert's last block, what
         /// follows the expert's rows is zero. Rows that pad the expert count as its rows, up to
         /// `row_offsets[expert + 1]`: their scales keep their bits, or are zero with
-        /// [`Config::clear_padding`](crate::Config::clear_padding). Blocks of no expert are not written.
+        /// [`ByExpert::clear_padding`](crate::ByExpert::clear_padding). Blocks of no expert are not written.
         /// [`Plan::max_scale_blocks`](crate::Plan::max_scale_blocks) always suffice, and
         /// [`Padded`](crate::ReceiveLayout::Padded) takes no fewer.
         scales: Tensor<5>,

@@ -294,7 +294,7 @@ impl Plan {
     ///     ..Config::new(4, 2, 256, 3)
     /// })?;
     /// let layout = plan.output_layout(Capacity::of_rows(&plan, 8))?;
-    /// assert_eq!(layout.tokens.expect("not a view").bytes, 8 * 256);
+    /// assert_eq!(layout.tokens.unwrap().bytes, 8 * 256);
     /// let scales = layout.scales.expect("a format with scales");
     /// assert_eq!((scales.data_type, &scales.dims[..]), (DataType::F32, &[2, 8][..]));
     /// # Ok(())
@@ -344,8 +344,9 @@ impl Plan {
                 offsets: tensor(DataType::U32, [groups]),
             }),
         };
-        let keeps_rows = config.receive.keeps_rows();
-        let copied = config.receive != ReceiveLayout::View;
+        let receive = self.receive();
+        let keeps_rows = receive.layout.keeps_rows();
+        let copied = receive.layout != ReceiveLayout::View;
         let by_expert = |of| (!keeps_rows).then_some(of);
         let of_rows = |of| keeps_rows.then_some(of);
         let has_row_scale = shape.sizes().has_row_scale && copied;
@@ -355,12 +356,12 @@ impl Plan {
             DataType::I32
         };
         let slots = [rows, config.top_k];
-        let weights = match (keeps_rows, config.row_sources) {
+        let weights = match (keeps_rows, receive.row_sources) {
             (false, false) => None,
             (false, true) => Some(tensor(DataType::F32, [rows, 1])),
             (true, _) => Some(tensor(DataType::F32, slots)),
         };
-        let sources = if config.row_sources { 3 } else { 2 };
+        let sources = if receive.row_sources { 3 } else { 2 };
         let counts = |count| tensor(DataType::I32, [count]);
         let counts_groups = self.counts_groups();
         let experts = if keeps_rows {
@@ -381,7 +382,7 @@ impl Plan {
             source_counts: keeps_rows.then(|| counts(self.ranks() as usize)),
             expert_counts: (keeps_rows || counts_groups).then(|| counts(experts)),
             row_ends: counts_groups.then(|| tensor(DataType::U32, [groups])),
-            m_indices: config.m_indices.then(|| tensor(DataType::I32, [rows])),
+            m_indices: receive.m_indices.then(|| tensor(DataType::I32, [rows])),
             source_ranges: (self.block_rows() > 0).then(|| {
                 let dims = [self.local_experts(), self.ranks() as usize];
                 tensor(DataType::I64, dims)

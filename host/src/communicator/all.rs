@@ -46,8 +46,8 @@ type Counts<'c> = &'c [(&'static str, usize)];
 /// }
 /// let streams = [Stream::DEFAULT; 2];
 /// Communicator::dispatch_all(&mut ranks, &streams, &inputs, &rows)?;
-/// let answers = rows.iter().map(|rows| CombineInput::new(rows.tokens.expect("not a view")));
-/// let answers: Vec<_> = answers.collect();
+/// let answers = rows.iter().map(|rows| Ok(CombineInput::new(rows.tokens()?)));
+/// let answers = answers.collect::<Result<Vec<_>, Error>>()?;
 /// Communicator::combine_all(&mut ranks, &streams, &answers, &sums)?;
 /// for (rank, stream) in ranks.iter().zip(streams) {
 ///     if let Some(fault) = rank.synchronize(stream)?.fault() {

@@ -115,7 +115,7 @@ impl Communicator {
             Capacity::max(plan)
         } else if plan.config().receive.keeps_rows() {
             Capacity {
-                rows: match plan.config().receive {
+                rows: match plan.receive().layout {
                     ReceiveLayout::Compact => source_counts.iter().map(|&rows| rows as usize).sum(),
                     _ => plan.max_rows(),
                 },

@@ -57,7 +57,7 @@ impl Private {
         let shape = config.specialise.then(|| plan.shape());
         if config.receive.keeps_rows() {
             // One set for all calls. Constants of a shape are those of combine rows without weights.
-            let shape = shape.filter(|_| !config.combine_weights);
+            let shape = shape.filter(|_| !plan.receive().combine_weights);
             self.kernels = fabric.kernels_with_rows(rank, shape)?;
             self.kernels_with_options = Some(self.kernels.clone());
             return Ok(());

@@ -10,6 +10,7 @@ use crate::error::bootstrap::BootstrapError;
 use crate::error::warnings_tests::Warnings;
 use crate::group::Group;
 use crate::plan::config::Config;
+use crate::plan::receive::Receive;
 use ferry_layout::{CombineMode, ReceiveLayout, Shape};
 
 /// Simulated ranks of this process, or rank 0 of two processes, whose bootstrap fails after some calls.
@@ -253,7 +254,7 @@ fn a_plan_that_keeps_rows_has_one_set_of_kernels_for_all_calls() {
     for receive in ReceiveLayout::ALL {
         for (specialise, options) in [(false, false), (true, true)] {
             let config = Config {
-                receive,
+                receive: Receive::of(receive),
                 specialise,
                 options,
                 ..reduced

@@ -61,7 +61,7 @@ pub(crate) mod view;
 ///         let input = rows.upload(&[bf16::ONE; 8], &[1, 2], None)?;
 ///         rank.dispatch(stream, &input, rows.output())?;
 ///         // Experts work here, on the same stream. These return their input.
-///         let answers = CombineInput::new(rows.output().tokens.expect("not a view"));
+///         let answers = CombineInput::new(rows.output().tokens()?);
 ///         rank.combine(stream, &answers, &sums.output(1)?)?;
 ///         if let Some(fault) = rank.synchronize(stream)?.fault() {
 ///             eprintln!("{fault}");
@@ -266,7 +266,7 @@ impl Communicator {
     /// # fn main() -> Result<(), Error> {
     /// let group = Group::simulated(2, 7)?;
     /// let config = Config {
-    ///     receive: ReceiveLayout::Compact,
+    ///     receive: Receive::of(ReceiveLayout::Compact),
     ///     max_sms: Some(16),
     ///     ..Config::new(4, 2, 8, 3)
     /// };

@@ -285,7 +285,7 @@ impl Communicator {
         self.require_round("give_up", Round::Dispatched)?;
         let config = self.plan.config();
         let args = Args::GiveUp(GiveUpArgs {
-            layout: match config.receive {
+            layout: match config.receive.layout() {
                 ReceiveLayout::Padded => ReceiveLayout::ByExpert.number().into(),
                 layout => layout.number().into(),
             },

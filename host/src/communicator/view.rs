@@ -32,7 +32,7 @@ pub struct View {
     /// `[ranks * max_tokens_per_rank, hidden]` in the plan's format, 128-byte aligned.
     pub tokens: Tensor<2>,
     /// `[ranks * max_tokens_per_rank, hidden / group]`, 4-byte aligned: the scales of each row, f32 in
-    /// blockwise FP8. `None` for BF16, and with [`transposed_scales`](crate::Config::transposed_scales),
+    /// blockwise FP8. `None` for BF16, and with [`transposed_scales`](crate::KeptRows::transposed_scales),
     /// which are an output of the dispatch.
     pub scales: Option<Tensor<2>>,
     /// BF16 `[ranks * max_tokens_per_rank]`, `Nvfp4RowScaled` only: the inverse of each row's own global
@@ -51,7 +51,7 @@ impl Communicator {
     ///
     /// # fn main() -> Result<(), Error> {
     /// let group = Group::simulated(2, 7)?;
-    /// let config = Config { receive: ReceiveLayout::View, ..Config::new(4, 2, 8, 3) };
+    /// let config = Config { receive: Receive::of(ReceiveLayout::View), ..Config::new(4, 2, 8, 3) };
     /// let plan = Plan::new(&group, config)?;
     /// let mut rank = Communicator::new(&group, &plan)?.remove(0);
     /// // SAFETY: nothing is returned.
@@ -77,7 +77,7 @@ impl Communicator {
 
     /// [`view`](Self::view), for uses that end here.
     fn current_view(&self) -> Result<View, Error> {
-        let receive = self.plan.config().receive;
+        let receive = self.plan.receive().layout;
         if receive != ReceiveLayout::View {
             return Err(Error::NoView { receive });
         }
@@ -104,7 +104,8 @@ impl Communicator {
             strides: [(8 * row_stride / u64::from(data_type.bits())) as usize, 1],
         };
         let tokens = DataType::of_tokens(config.format);
-        let scales = DataType::of_scales(config.format).filter(|_| !config.transposed_scales);
+        let scales =
+            DataType::of_scales(config.format).filter(|_| !plan.receive().transposed_scales);
         let groups = shape.hidden.checked_div(shape.sizes().group).unwrap_or(0);
         View {
             tokens: strided(at(0), tokens, config.hidden),
@@ -129,7 +130,7 @@ impl Communicator {
     /// Those of [`DispatchOutput::download`], and for a view those of [`view`](Self::view).
     pub fn download(&self, output: &DispatchOutput) -> Result<ReceivedRows, Error> {
         let mut rows = output.download(&self.plan, &**self.device())?;
-        if self.plan.config().receive != ReceiveLayout::View {
+        if self.plan.receive().layout != ReceiveLayout::View {
             return Ok(rows);
         }
         let view = self.current_view()?;

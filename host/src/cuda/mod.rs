@@ -24,7 +24,7 @@
 //!         let mut graph = device.capture(stream, || {
 //!             rank.dispatch(stream, &input, rows.output())?;
 //!             // Experts work here, on the same stream. These return their input.
-//!             let answers = CombineInput::new(rows.output().tokens.expect("not a view"));
+//!             let answers = CombineInput::new(rows.output().tokens()?);
 //!             rank.combine(stream, &answers, &sums.output(1)?)
 //!         })?;
 //!         for _ in 0..100 {

@@ -32,7 +32,7 @@ pub struct DevicePointers {
     ///
     /// Send is 0 if no rank is on another node: rows then go straight into the peers' windows. Rows of
     /// small batches arrive in another part of the window, where each word is its own flag. With
-    /// [`combine_weights`](crate::Config::combine_weights) `combine_row_bytes` are
+    /// [`combine_weights`](crate::KeptRows::combine_weights) `combine_row_bytes` are
     /// `weighted_combine_row_bytes`.
     pub table: [[u64; 3]; 2],
     /// Counters that the kernels of this rank share: [`COUNTERS`](Self::COUNTERS) u64, one every

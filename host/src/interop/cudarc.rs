@@ -29,7 +29,7 @@
 //! let mut lease = unsafe { Lease::new(rank.device(), &stream)? };
 //! let input = DispatchInput::new(lease.tensor(&x, [4, 7168])?, lease.tensor(&topk_ids, [4, 2])?);
 //! rank.dispatch(lease.stream(), &input, rows.output())?;
-//! let experts = CombineInput::new(rows.output().tokens.expect("not a view"));
+//! let experts = CombineInput::new(rows.output().tokens()?);
 //! rank.combine(lease.stream(), &experts, &sums.output(4)?)?;
 //! drop(lease);
 //! # Ok(())

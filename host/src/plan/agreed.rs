@@ -30,8 +30,12 @@ impl Plan {
             number("p2p_world_size", shape.p2p_world_size as usize),
             field("format", shape.token_format.into(), name_of_format),
             field("combine", mode, name_of_mode),
-            field("receive", config.receive.number().into(), name_of_layout),
-            flag("combine_weights", config.combine_weights),
+            field(
+                "receive",
+                config.receive.layout().number().into(),
+                name_of_layout,
+            ),
+            flag("combine_weights", self.receive().combine_weights),
             flag("skip_a2a", config.skip_a2a),
             // Ranks that send their tokens may differ in it.
             flag("shared_expert", config.skip_a2a && config.shared_expert),

@@ -4,12 +4,24 @@ use ferry_layout::{CombineMode, ReceiveLayout, ScaleLayout, TokenFormat};
 
 use super::*;
 use crate::plan::capacity::Capacity;
+use crate::plan::receive::{ByExpert, Padded, Receive};
 use crate::tensor::data_type::DataType;
 
+const ALIGNED: ByExpert = ByExpert {
+    alignment: 128,
+    ..ByExpert::PLAIN
+};
 const GOOD: Config = Config {
-    expert_alignment: 128,
+    receive: Receive::ByExpert(ALIGNED),
     ..Config::new(256, 8, 7168, 128)
 };
+
+const fn aligned_to(alignment: usize) -> Receive {
+    Receive::ByExpert(ByExpert {
+        alignment,
+        ..ByExpert::PLAIN
+    })
+}
 
 /// Problems of a configuration on four ranks, as texts.
 fn problems(config: Config) -> Vec<String> {
@@ -31,7 +43,7 @@ fn refused(config: Config, wanted: &[&str]) {
 fn an_alignment_is_a_power_of_two_up_to_256() {
     for expert_alignment in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         let config = Config {
-            expert_alignment,
+            receive: aligned_to(expert_alignment),
             ..GOOD
         };
         let plan = Plan::check(4, true, config).unwrap();
@@ -46,7 +58,7 @@ fn an_alignment_is_a_power_of_two_up_to_256() {
     }
     for (expert_alignment, given) in [(0, "is 0"), (3, "is 3"), (96, "is 96"), (512, "is 512")] {
         let config = Config {
-            expert_alignment,
+            receive: aligned_to(expert_alignment),
             ..GOOD
         };
         let rule = "it must be a power of two, 1 to 256";
@@ -55,39 +67,12 @@ fn an_alignment_is_a_power_of_two_up_to_256() {
 }
 
 #[test]
-fn other_layouts_take_none_of_it() {
-    for receive in [
-        ReceiveLayout::View,
-        ReceiveLayout::Strided,
-        ReceiveLayout::Compact,
-    ] {
-        let all = Config {
-            receive,
-            clear_padding: true,
-            row_sources: true,
-            m_indices: true,
-            ..GOOD
-        };
-        let found = problems(all);
-        let fields = [
-            "expert_alignment is 128",
-            "clear_padding is true",
-            "row_sources is true",
-            "m_indices is true",
-        ];
-        assert_eq!(found.len(), fields.len(), "{found:?}");
-        for (text, field) in found.iter().zip(fields) {
-            let says_why = text.contains(&format!("receive is {receive}"));
-            assert!(text.contains(field) && says_why, "{text}");
-        }
-    }
-}
-
-#[test]
 fn padding_is_cleared_only_if_there_is_any() {
     let config = Config {
-        expert_alignment: 1,
-        clear_padding: true,
+        receive: Receive::ByExpert(ByExpert {
+            clear_padding: true,
+            ..ByExpert::PLAIN
+        }),
         ..GOOD
     };
     refused(config, &["clear_padding is true", "expert_alignment is 1"]);
@@ -120,7 +105,7 @@ fn exact_mode_between_nodes_takes_the_formats_alignment_alone() {
             ..exact
         },
         Config {
-            expert_alignment: 4,
+            receive: aligned_to(4),
             format: TokenFormat::BlockwiseFp8,
             ..exact
         },
@@ -134,7 +119,7 @@ fn rows_that_cannot_be_counted_with_their_padding_are_refused() {
     let config = Config::new(4, 1, 8, 536_870_911);
     assert!(problems(config).is_empty());
     let aligned = Config {
-        expert_alignment: 256,
+        receive: aligned_to(256),
         ..config
     };
     refused(
@@ -166,7 +151,7 @@ fn no_rows_take_more_room_than_the_plan_says() {
         for expert_alignment in [1, 2, 8, 64, 128, 256] {
             let config = Config {
                 format,
-                expert_alignment,
+                receive: aligned_to(expert_alignment),
                 ..Config::new(experts, 1, 128, tokens)
             };
             let plan = Plan::check(1, false, config).unwrap();
@@ -193,7 +178,7 @@ fn a_plan_has_the_tables_that_it_asks_for() {
     };
     let (i32, u32, f32) = (DataType::I32, DataType::U32, DataType::F32);
     let plain = Config {
-        expert_alignment: 1,
+        receive: Receive::BY_EXPERT,
         ..GOOD
     };
     assert_eq!(names(plain), [("src_info", i32, vec![256, 2])]);
@@ -212,8 +197,11 @@ fn a_plan_has_the_tables_that_it_asks_for() {
         ]
     );
     let all = Config {
-        row_sources: true,
-        m_indices: true,
+        receive: Receive::ByExpert(ByExpert {
+            row_sources: true,
+            m_indices: true,
+            ..ALIGNED
+        }),
         ..shared
     };
     let wanted = [
@@ -246,7 +234,7 @@ fn a_capacity_is_a_multiple_of_the_alignment() {
 }
 
 const PADDED: Config = Config {
-    receive: ReceiveLayout::Padded,
+    receive: Receive::of(ReceiveLayout::Padded),
     ..Config::new(256, 8, 7168, 128)
 };
 
@@ -270,7 +258,7 @@ fn padded_blocks_have_room_for_every_token() {
     };
     let plan = Plan::check(4, true, many).unwrap();
     let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
-    let bytes = layout.tokens.expect("not a view").bytes;
+    let bytes = layout.tokens.unwrap().bytes;
     assert_eq!(bytes, 64 * 16_384 * 7168 * 2);
     let told = plan
         .output_layout(Capacity::of_rows(&plan, 512))
@@ -311,7 +299,10 @@ fn scales_of_blocks_are_row_major_or_transposed_in_each_block() {
     let dims = |transposed_scales| {
         let config = Config {
             format: TokenFormat::BlockwiseFp8,
-            transposed_scales,
+            receive: Receive::Padded(Padded {
+                transposed_scales,
+                ..Padded::default()
+            }),
             ..PADDED
         };
         let plan = Plan::check(4, true, config).unwrap();
@@ -341,32 +332,11 @@ fn padded_blocks_exclude_what_has_no_block() {
         ),
         (
             Config {
-                expert_alignment: 8,
-                ..PADDED
-            },
-            ["expert_alignment is 8", "receive is padded"],
-        ),
-        (
-            Config {
                 combine: CombineMode::Exact,
                 p2p_world_size: Some(2),
                 ..PADDED
             },
             ["receive is padded", "combine is exact"],
-        ),
-        (
-            Config {
-                combine_weights: true,
-                ..PADDED
-            },
-            ["combine_weights is true", "receive is padded"],
-        ),
-        (
-            Config {
-                clear_absent: true,
-                ..PADDED
-            },
-            ["clear_absent is true", "receive is padded"],
         ),
         (
             Config {

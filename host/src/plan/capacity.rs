@@ -98,7 +98,7 @@ impl Plan {
     pub(crate) fn multiple(&self) -> String {
         let (alignment, config) = (self.row_alignment(), self.config());
         if self.counts_groups() {
-            let given = config.expert_alignment;
+            let given = config.receive.fields().expert_alignment;
             return format!("it must be a multiple of {alignment}, as expert_alignment is {given}");
         }
         format!(
@@ -110,8 +110,7 @@ impl Plan {
     /// The rule that so many blocks of tiled scales break, if rows are in padded blocks, whose scales have
     /// fixed places, too.
     pub(crate) fn fixed_blocks(&self, blocks: usize) -> Option<String> {
-        let has_places =
-            self.config().receive == ReceiveLayout::Padded && self.scale_form() == ScaleForm::Tiled;
+        let has_places = self.block_rows() > 0 && self.scale_form() == ScaleForm::Tiled;
         let wanted = self.max_scale_blocks();
         (has_places && blocks < wanted)
             .then(|| format!("padded blocks of experts take at least {wanted}, whatever arrives"))
@@ -119,7 +118,7 @@ impl Plan {
 
     /// The rule that outputs of `rows` rows break, if rows have fixed places.
     pub(crate) fn fixed_rows(&self, rows: usize) -> Option<String> {
-        let receive = self.config().receive;
+        let receive = self.config().receive.layout();
         let of_each = match receive {
             ReceiveLayout::View | ReceiveLayout::Strided => "",
             ReceiveLayout::Padded => "local experts * ",

@@ -9,12 +9,13 @@ use ferry_layout::{
 
 use crate::error::Problem;
 use crate::plan::config::Config;
+use crate::plan::receive::ReceiveFields;
 
 /// Most elements of a token: its bytes, and the header after them, count in 32 bits.
 pub(super) const MAX_HIDDEN: usize = 1 << 20;
 /// Most rows that may arrive at a rank: positions count in 32 bits, and a few values are reserved.
 pub(crate) const MAX_ROWS: u128 = (u32::MAX / 2) as u128;
-/// Largest [`Config::expert_alignment`](crate::Config::expert_alignment).
+/// Largest [`ByExpert::alignment`](crate::ByExpert::alignment).
 pub const MAX_EXPERT_ALIGNMENT: usize = 256;
 /// Longest deadline: a day.
 const MAX_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -159,7 +160,7 @@ pub(super) fn check_sizes(
 /// Checks that the `all` rows of padded blocks can be counted.
 fn check_blocks(problems: &mut Problems, all: u128, config: &Config) {
     problems.require(
-        config.receive != ReceiveLayout::Padded || all <= MAX_ROWS,
+        config.receive.layout() != ReceiveLayout::Padded || all <= MAX_ROWS,
         "max_tokens_per_rank",
         config.max_tokens_per_rank,
         format_args!(
@@ -170,11 +171,12 @@ fn check_blocks(problems: &mut Problems, all: u128, config: &Config) {
 
 /// Most rows of a dispatch's outputs if `routed` rows may arrive, and the added rows in words.
 fn most_rows(routed: u128, local_experts: usize, config: &Config) -> (u128, &'static str) {
-    let alignment = match config.receive {
+    let alignment = match config.receive.layout() {
         ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Compact => 1,
         ReceiveLayout::ByExpert | ReceiveLayout::Padded => {
+            let wanted = config.receive.fields().expert_alignment;
             u128::from(config.format.sizes().row_alignment)
-                .max(config.expert_alignment.min(MAX_EXPERT_ALIGNMENT) as u128)
+                .max(wanted.min(MAX_EXPERT_ALIGNMENT) as u128)
         }
     };
     let padding = local_experts as u128 * (alignment - 1);
@@ -215,11 +217,9 @@ pub(super) fn check_nodes(
     );
 }
 
-/// Checks the layout of received rows, and the fields that only some layouts take.
+/// Checks that the layout of received rows goes with the other fields.
 pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
-    let Config {
-        receive, format, ..
-    } = *config;
+    let (receive, format) = (config.receive.layout(), config.format);
     let keeps_rows = receive.keeps_rows();
     let tiled = format.scale_layout() == Some(ScaleLayout::Tiled);
     let excluded = [
@@ -253,38 +253,22 @@ pub(super) fn check_receive(problems: &mut Problems, config: &Config) {
         problems.require(!(padded && is_set), "receive", receive, rule);
     }
     let fp8 = TokenFormat::BlockwiseFp8;
-    let needed = [
-        (
-            "transposed_scales",
-            config.transposed_scales && format != fp8,
-            format!("format is {format}, and only scales of {fp8} can be transposed"),
-        ),
-        (
-            "transposed_scales",
-            config.transposed_scales && receive == ReceiveLayout::ByExpert,
-            format!("receive is {receive}, where the scales of {fp8} are transposed anyway"),
-        ),
-        (
-            "clear_absent",
-            config.clear_absent && receive != ReceiveLayout::Strided,
-            format!("receive is {receive}, and only strided rows can be cleared"),
-        ),
-        (
-            "combine_weights",
-            config.combine_weights && !keeps_rows,
-            format!(
-                "receive is {receive}, and weights return only with rows that stay as they came"
-            ),
-        ),
-    ];
-    for (field, is_wrong, rule) in needed {
-        problems.require(!is_wrong, field, true, rule);
-    }
+    problems.require(
+        !config.receive.fields().transposed_scales || format == fp8,
+        "transposed_scales",
+        true,
+        format_args!("format is {format}, and only scales of {fp8} can be transposed"),
+    );
 }
 
-/// Checks the alignment of experts, and the fields about padding and rows by expert.
+/// Checks the alignment of experts, and padding.
 pub(super) fn check_alignment(problems: &mut Problems, ranks: u32, config: &Config) {
-    let (given, receive) = (config.expert_alignment, config.receive);
+    let receive = config.receive.layout();
+    let ReceiveFields {
+        expert_alignment: given,
+        clear_padding,
+        ..
+    } = config.receive.fields();
     let is_valid = given.is_power_of_two() && given <= MAX_EXPERT_ALIGNMENT;
     problems.require(
         is_valid,
@@ -292,41 +276,10 @@ pub(super) fn check_alignment(problems: &mut Problems, ranks: u32, config: &Conf
         given,
         format_args!("it must be a power of two, 1 to {MAX_EXPERT_ALIGNMENT}"),
     );
-    let keeps_rows = receive.keeps_rows();
-    let (aligns, padded) = (given > 1, receive == ReceiveLayout::Padded);
-    let by_expert = [
-        (
-            "expert_alignment",
-            given.to_string(),
-            aligns && (keeps_rows || padded),
-        ),
-        (
-            "clear_padding",
-            true.to_string(),
-            config.clear_padding && keeps_rows,
-        ),
-        (
-            "row_sources",
-            true.to_string(),
-            config.row_sources && keeps_rows,
-        ),
-        (
-            "m_indices",
-            true.to_string(),
-            config.m_indices && keeps_rows,
-        ),
-    ];
-    for (field, value, is_wrong) in by_expert {
-        problems.require(
-            !is_wrong,
-            field,
-            value,
-            format_args!("receive is {receive}, and only rows by expert take it"),
-        );
-    }
     let of_format = config.format.sizes().row_alignment as usize;
+    let by_expert = receive == ReceiveLayout::ByExpert;
     problems.require(
-        !config.clear_padding || keeps_rows || padded || given.max(of_format) > 1,
+        !(by_expert && clear_padding && given.max(of_format) <= 1),
         "clear_padding",
         true,
         "expert_alignment is 1, so that no row pads an expert",
@@ -337,7 +290,7 @@ pub(super) fn check_alignment(problems: &mut Problems, ranks: u32, config: &Conf
             .is_some_and(|size| size < ranks as usize);
     let is_staged = spans_nodes && config.combine == CombineMode::Exact;
     problems.require(
-        !(padded && is_staged),
+        !(receive == ReceiveLayout::Padded && is_staged),
         "receive",
         receive,
         format_args!(

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
+use ferry_layout::{CombineMode, TokenFormat};
+
+use crate::plan::receive::Receive;
 
 /// Sizes and behavior of a communicator. Plain data; [`Plan::new`](crate::Plan::new)
 /// checks it.
@@ -20,10 +22,9 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 /// ```
 ///
 /// All ranks of a group must agree on everything but `deadline`, `debug_checks`, `max_sms`,
-/// `specialise`, `options`, `transposed_scales`, `clear_absent`, `clear_padding`, `row_sources`,
-/// `m_indices`, which layout keeps rows if `receive` does, whether rows by expert are in padded blocks, and,
-/// without `skip_a2a`, `shared_expert`;
-/// [`Communicator::new`](crate::Communicator::new) compares.
+/// `specialise`, `options`, without `skip_a2a` also `shared_expert`, and, of `receive`, which layout keeps
+/// rows if it does, whether rows by expert are in padded blocks, `transposed_scales`, `clear_absent`,
+/// `clear_padding`, `row_sources` and `m_indices`; [`Communicator::new`](crate::Communicator::new) compares.
 ///
 /// # In files
 ///
@@ -39,6 +40,8 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 ///     "max_tokens_per_rank": 128,
 ///     "format": "nvfp4:tiled",
 ///     "combine": "exact",
+///     "receive": "by-expert",
+///     "expert_alignment": 128,
 ///     "deadline": { "secs": 2, "nanos": 0 },
 ///     "max_sms": 20
 /// }
@@ -47,10 +50,10 @@ use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 /// A `format` is one of the words `bf16`, `fp8` (blockwise), `mxfp8:tiled`, `mxfp8:row-major`, `mxfp4:tiled`,
 /// `mxfp4:row-major`, `nvfp4:tiled`, `nvfp4:row-major`, `nvfp4-row:tiled` and `nvfp4-row:row-major`; without
 /// a layout, scales are tiled. `combine` is `reduced` or `exact`, `receive` is `by-expert`, `padded`, `view`,
-/// `strided` or `compact`.
+/// `strided` or `compact`; what only some layouts have are fields beside it, as in
+/// [`ReceiveFields`](crate::ReceiveFields), and refused with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Config {
     /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank `r` holds the experts from
     /// `r * experts / ranks` on.
@@ -74,27 +77,9 @@ pub struct Config {
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
     #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
-    /// Layout of the rows that dispatch leaves on the experts' rank. [`ByExpert`](ReceiveLayout::ByExpert)
-    /// and [`Padded`](ReceiveLayout::Padded) have a row for each assignment. All others keep one row for each
-    /// (source rank, token), and combine takes one row for each; they exclude `skip_a2a`, `shared_expert`,
-    /// exact mode and tiled scales. Padded blocks exclude `skip_a2a` and `shared_expert`, and exact mode
-    /// between nodes. [Which layout do I want](crate::guide::receive) has a picture of each.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub receive: ReceiveLayout,
-    /// Whether the scales of [`TokenFormat::BlockwiseFp8`] are `[hidden / 128, rows]` in a layout that keeps
-    /// rows as they came, rather than `[rows, hidden / 128]`; in padded blocks, whether each block's are
-    /// transposed. By expert they always are, and this is false.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub transposed_scales: bool,
-    /// Whether dispatch writes zeros to the payload and scales of rows without a token, in
-    /// [`ReceiveLayout::Strided`] only. Otherwise they keep their bits.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub clear_absent: bool,
-    /// Whether combine also returns f32 weights with the rows, one for each top-k slot, in a layout that
-    /// keeps rows as they came: [`CombineInput::received_weights`](crate::CombineInput::received_weights) to
-    /// [`CombineOutput::Weighted`](crate::CombineOutput::Weighted).
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub combine_weights: bool,
+    /// Layout of the rows that dispatch leaves on the experts' rank, with what only that layout has.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub receive: Receive,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
     /// ([`DispatchOutput`](crate::DispatchOutput)). That group does not travel. Outputs have
@@ -140,46 +125,17 @@ pub struct Config {
     /// seconds for a shape's first one on a machine (the driver keeps the result), and makes calls faster,
     /// most of all with few tokens. If [`max_tokens_per_rank`](Self::max_tokens_per_rank) is small, they have
     /// no code for many tokens: a reason to give decoding a plan of its own. Such kernels stay loaded as long
-    /// as the process. Without effect in the simulator, with [`combine_weights`](Self::combine_weights), and
-    /// if ranks are on several nodes.
+    /// as the process. Without effect in the simulator, with
+    /// [`combine_weights`](crate::KeptRows::combine_weights), and if ranks are on several nodes.
     #[cfg_attr(feature = "serde", serde(default))]
     pub specialise: bool,
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
-    /// without. A [shared expert](Self::shared_expert), [`skip_a2a`](Self::skip_a2a), an
-    /// [`expert_alignment`](Self::expert_alignment) above 1, [`clear_padding`](Self::clear_padding),
-    /// [`row_sources`](Self::row_sources) and [`m_indices`](Self::m_indices) imply it. Without effect in
-    /// other [layouts](Self::receive) than by expert, whose kernels take options.
+    /// without. A [shared expert](Self::shared_expert), [`skip_a2a`](Self::skip_a2a), and whatever
+    /// [`ByExpert`](crate::ByExpert) has beyond its defaults imply it. Without effect in other
+    /// [layouts](Self::receive) than by expert, whose kernels take options.
     #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
-    /// Number of which each group's first row is a multiple, by expert only: a power of two, 1 to
-    /// [`MAX_EXPERT_ALIGNMENT`](crate::MAX_EXPERT_ALIGNMENT). Rows between a group's last one and the next
-    /// group's first one pad the group. Blockwise FP8 aligns groups to 4 rows in any case. Above 1, outputs
-    /// have [`expert_counts`](crate::DispatchOutput::expert_counts) and
-    /// [`row_ends`](crate::DispatchOutput::row_ends), too. [The guide](crate::guide::receive) has a picture.
-    /// Exact mode between nodes takes only that of the format.
-    #[cfg_attr(feature = "serde", serde(default = "no_alignment"))]
-    pub expert_alignment: usize,
-    /// Whether dispatch writes zeros to the payload and scales of rows that pad a group, by expert and in
-    /// padded blocks. Otherwise they keep their bits. By expert it is refused where no row pads a group: with
-    /// an [`expert_alignment`](Self::expert_alignment) of 1 in formats but blockwise FP8.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub clear_padding: bool,
-    /// Whether [`src_info`](crate::DispatchOutput::src_info) has a source rank for each row, and outputs have
-    /// its router's weight ([`weights`](crate::DispatchOutput::weights)), by expert and in padded blocks. In
-    /// other layouts they always do.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub row_sources: bool,
-    /// Whether outputs have the group of each row ([`m_indices`](crate::DispatchOutput::m_indices)), by
-    /// expert and in padded blocks.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub m_indices: bool,
-}
-
-/// The alignment of [`Config::new`].
-#[cfg(feature = "serde")]
-const fn no_alignment() -> usize {
-    1
 }
 
 /// The deadline of [`Config::new`].
@@ -207,10 +163,7 @@ impl Config {
             p2p_world_size: None,
             format: TokenFormat::Bf16,
             combine: CombineMode::Reduced,
-            receive: ReceiveLayout::ByExpert,
-            transposed_scales: false,
-            clear_absent: false,
-            combine_weights: false,
+            receive: Receive::BY_EXPERT,
             shared_expert: false,
             deadline: deadline(),
             debug_checks: false,
@@ -218,10 +171,6 @@ impl Config {
             skip_a2a: false,
             specialise: false,
             options: false,
-            expert_alignment: 1,
-            clear_padding: false,
-            row_sources: false,
-            m_indices: false,
         }
     }
 }

@@ -4,11 +4,12 @@ mod agreed;
 pub(crate) mod capacity;
 pub(crate) mod check;
 pub(crate) mod config;
+pub(crate) mod receive;
 pub(crate) mod scale_form;
 
 use ferry_layout::{
-    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, ReceiveLayout, Shape,
-    SharedTokens, Window, Workspace, scale_placement,
+    CombineMode, Common, MAX_COUNTED_EXPERTS, PROTOCOL_VERSION, Rank, Shape, SharedTokens, Window,
+    Workspace, scale_placement,
 };
 
 use crate::error::{Error, PlanError};
@@ -18,6 +19,7 @@ use crate::plan::check::{
     check_sizes,
 };
 use crate::plan::config::Config;
+use crate::plan::receive::{Receive, ReceiveFields};
 
 /// Proof that a [`Config`] fits a [`Group`]: sizes were checked once, so nothing downstream
 /// checks them again.
@@ -189,15 +191,15 @@ impl Plan {
     }
 
     /// Number of which the rows of a dispatch's outputs, and the first row of each group, are a multiple:
-    /// [`Config::expert_alignment`], in blockwise FP8 at least 4. 1 if rows [stay as they
-    /// came](Config::receive).
+    /// [`ByExpert::alignment`](crate::ByExpert::alignment), in blockwise FP8 at least 4. 1 if rows [stay
+    /// as they came](Config::receive).
     pub const fn row_alignment(&self) -> u32 {
         if self.config.receive.keeps_rows() || self.block_rows() > 0 {
             return 1;
         }
         // At most 256: `check_alignment`.
         let (wanted, format) = (
-            self.config.expert_alignment as u32,
+            self.receive().expert_alignment as u32,
             self.shape.row_alignment(),
         );
         if wanted > format { wanted } else { format }
@@ -206,7 +208,7 @@ impl Plan {
     /// Rows of each expert's block; 0 if experts have no [padded blocks](Config::receive).
     pub(crate) const fn block_rows(&self) -> usize {
         match self.config.receive {
-            ReceiveLayout::Padded => self.source_counts(),
+            Receive::Padded(_) => self.source_counts(),
             _ => 0,
         }
     }
@@ -230,7 +232,7 @@ impl Plan {
     /// Bytes from one row of a [view](crate::ReceiveLayout::View) to the next: payload, scales, the row's own
     /// scale and words of Ferry's. A multiple of 128.
     pub const fn view_row_stride(&self) -> u64 {
-        Window::with(&self.shape, self.config.combine_weights).dispatch_row_stride()
+        Window::with(&self.shape, self.receive().combine_weights).dispatch_row_stride()
     }
 
     /// The range, within `0..tokens`, of tokens that the [shared expert](Config::shared_expert) gets on
@@ -245,6 +247,11 @@ impl Plan {
         }
         let shared = SharedTokens::of(tokens as u32, self.shared_of(), index);
         shared.start as usize..(shared.start + shared.count) as usize
+    }
+
+    /// The layout of received rows, with the fields of all layouts.
+    pub(crate) const fn receive(&self) -> ReceiveFields {
+        self.config.receive.fields()
     }
 
     /// Whether kernels take options.
@@ -262,13 +269,18 @@ impl Plan {
 
     /// Whether outputs by expert have the number of rows of each group, and their ends.
     pub(crate) const fn counts_groups(&self) -> bool {
-        self.config.expert_alignment > 1 || self.block_rows() > 0
+        self.receive().expert_alignment > 1 || self.block_rows() > 0
     }
 
     /// Whether dispatch by expert writes padding, or an entry for each row beside those of every dispatch.
     const fn pads_or_describes(&self) -> bool {
-        let config = &self.config;
-        config.clear_padding || config.row_sources || config.m_indices
+        let ReceiveFields {
+            clear_padding,
+            row_sources,
+            m_indices,
+            ..
+        } = self.receive();
+        clear_padding || row_sources || m_indices
     }
 
     /// Number of ranks that divide the shared expert's tokens; 0 without a shared expert.
@@ -331,17 +343,17 @@ impl Plan {
 
     /// Bytes of each rank's receive window.
     pub const fn window_bytes(&self) -> u64 {
-        Window::with(&self.shape, self.config.combine_weights).bytes
+        Window::with(&self.shape, self.receive().combine_weights).bytes
     }
 
     /// Bytes of each rank's private workspace.
     pub const fn workspace_bytes(&self) -> u64 {
-        Workspace::of(&self.shape).bytes_for(&self.shape, self.config.receive)
+        Workspace::of(&self.shape).bytes_for(&self.shape, self.config.receive.layout())
     }
 
     /// Kernel arguments that follow from the plan; all others are zero.
     pub(crate) fn common(&self) -> Common {
-        let common = Common::with(&self.shape, self.config.combine_weights);
+        let common = Common::with(&self.shape, self.receive().combine_weights);
         Common {
             row: common.row.aligned(self.row_alignment()),
             ..common
@@ -350,13 +362,9 @@ impl Plan {
 
     /// Fingerprint of everything that ranks must agree on.
     pub(crate) fn fingerprint(&self) -> u64 {
-        let Config {
-            receive,
-            combine_weights,
-            ..
-        } = self.config;
+        let keeps_rows = self.config.receive.keeps_rows();
         let common = self.common();
-        common.fingerprint(PROTOCOL_VERSION, receive.keeps_rows(), combine_weights)
+        common.fingerprint(PROTOCOL_VERSION, keeps_rows, self.receive().combine_weights)
     }
 
     /// The deadline in nanoseconds.

@@ -4,6 +4,7 @@ use ferry_layout::{ReceiveLayout, ScaleLayout, TokenFormat};
 
 use super::*;
 use crate::plan::capacity::Capacity;
+use crate::plan::receive::{Receive, ReceiveFields};
 use crate::plan::scale_form::ScaleForm;
 
 const FP8: TokenFormat = TokenFormat::BlockwiseFp8;
@@ -16,7 +17,7 @@ const KEEP_ROWS: [ReceiveLayout; 3] = [
 /// 3 experts a rank, 2 of them for each token.
 const fn config(receive: ReceiveLayout) -> Config {
     Config {
-        receive,
+        receive: Receive::of(receive),
         ..Config::new(6, 2, 256, 5)
     }
 }
@@ -68,57 +69,96 @@ fn rows_that_stay_as_they_came_exclude_others_by_name() {
 }
 
 #[test]
-fn fields_of_some_layouts_are_refused_in_others() {
-    let transposed = |receive, format| Config {
-        transposed_scales: true,
-        format,
-        ..config(receive)
+fn only_scales_of_fp8_are_transposed_and_weights_take_room() {
+    let with = |receive, change: fn(&mut ReceiveFields)| {
+        let mut fields = ReceiveFields::new(receive);
+        change(&mut fields);
+        Config {
+            receive: fields.try_into().unwrap(),
+            ..config(receive)
+        }
     };
-    let by_expert = ReceiveLayout::ByExpert;
     let needs_fp8 =
         "transposed_scales is true, but format is bf16, and only scales of fp8 can be transposed";
-    let anyway = "transposed_scales is true, but receive is by-expert, where the scales of fp8 are \
-                  transposed anyway";
-    assert_eq!(lines(transposed(by_expert, FP8)), [anyway]);
-    assert_eq!(
-        lines(transposed(by_expert, TokenFormat::Bf16)),
-        [needs_fp8, anyway]
-    );
     for receive in KEEP_ROWS {
-        plan(transposed(receive, FP8));
-        assert_eq!(lines(transposed(receive, TokenFormat::Bf16)), [needs_fp8]);
-    }
-    for receive in ReceiveLayout::ALL {
-        let cleared = Config {
-            clear_absent: true,
-            ..config(receive)
-        };
-        if receive == ReceiveLayout::Strided {
-            plan(cleared);
-        } else {
-            let rule = "and only strided rows can be cleared";
-            assert_eq!(
-                lines(cleared),
-                [format!(
-                    "clear_absent is true, but receive is {receive}, {rule}"
-                )]
-            );
-        }
-    }
-    let weights = |receive| Config {
-        combine_weights: true,
-        ..config(receive)
-    };
-    assert_eq!(
-        lines(weights(by_expert)),
-        [
-            "combine_weights is true, but receive is by-expert, and weights return only with rows that \
-             stay as they came"
-        ]
-    );
-    for receive in KEEP_ROWS {
+        let transposed = with(receive, |fields| fields.transposed_scales = true);
+        assert_eq!(lines(transposed), [needs_fp8]);
+        plan(Config {
+            format: FP8,
+            ..transposed
+        });
+        let weights = with(receive, |fields| fields.combine_weights = true);
         let before = plan(config(receive)).window_bytes();
-        assert!(plan(weights(receive)).window_bytes() > before);
+        assert!(plan(weights).window_bytes() > before);
+    }
+}
+
+/// Each field is taken by these layouts, and refused by its name, with the layout's, in all others.
+#[test]
+fn layouts_take_their_own_fields_only() {
+    use ReceiveLayout::{ByExpert, Compact, Padded, Strided, View};
+    type Change = fn(&mut ReceiveFields);
+    let all: [(&str, Change, &[ReceiveLayout]); 7] = [
+        (
+            "transposed_scales is true",
+            |fields| fields.transposed_scales = true,
+            &[Padded, View, Strided, Compact],
+        ),
+        (
+            "clear_absent is true",
+            |fields| fields.clear_absent = true,
+            &[Strided],
+        ),
+        (
+            "combine_weights is true",
+            |fields| fields.combine_weights = true,
+            &[View, Strided, Compact],
+        ),
+        (
+            "expert_alignment is 8",
+            |fields| fields.expert_alignment = 8,
+            &[ByExpert],
+        ),
+        (
+            "clear_padding is true",
+            |fields| fields.clear_padding = true,
+            &[ByExpert, Padded],
+        ),
+        (
+            "row_sources is true",
+            |fields| fields.row_sources = true,
+            &[ByExpert, Padded],
+        ),
+        (
+            "m_indices is true",
+            |fields| fields.m_indices = true,
+            &[ByExpert, Padded],
+        ),
+    ];
+    for receive in ReceiveLayout::ALL {
+        let plain = ReceiveFields::new(receive);
+        assert_eq!(Receive::of(receive).fields(), plain);
+        assert_eq!(Receive::try_from(plain), Ok(Receive::of(receive)));
+        let (mut every, mut refused) = (plain, 0);
+        for (field, change, layouts) in all {
+            let mut fields = plain;
+            change(&mut fields);
+            change(&mut every);
+            let found = Receive::try_from(fields);
+            if layouts.contains(&receive) {
+                assert_eq!(found.map(|receive| receive.fields()), Ok(fields));
+                continue;
+            }
+            refused += 1;
+            let told = found.unwrap_err().problems[0].to_string();
+            let wanted = format!("{field}, but receive is {receive}, ");
+            assert!(told.starts_with(&wanted), "{told}; wanted {wanted}");
+        }
+        // All of them at once.
+        assert_eq!(
+            Receive::try_from(every).unwrap_err().problems.len(),
+            refused
+        );
     }
 }
 
@@ -211,9 +251,13 @@ const MOST_ROWS: usize = crate::plan::check::MAX_ROWS as usize;
 #[test]
 fn scales_lie_as_format_and_layout_say() {
     let form = |receive, format, transposed_scales| {
+        let fields = ReceiveFields {
+            transposed_scales,
+            ..ReceiveFields::new(receive)
+        };
         let config = Config {
             format,
-            transposed_scales,
+            receive: fields.try_into().unwrap(),
             ..config(receive)
         };
         plan(config).scale_form()
@@ -261,7 +305,7 @@ fn the_guide_says_what_outputs_of_each_layout_take() {
             let bytes = |receive| {
                 let config = Config {
                     format,
-                    receive,
+                    receive: Receive::of(receive),
                     ..Config::new(256, 8, 7168, tokens)
                 };
                 let plan = Plan::check(ranks, true, config).unwrap();

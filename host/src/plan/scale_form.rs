@@ -3,6 +3,7 @@
 use ferry_layout::{ReceiveLayout, ScaleLayout, TokenFormat};
 
 use crate::plan::Plan;
+use crate::plan::receive::ReceiveFields;
 
 /// Kinds of [`ScaleTensor`](crate::ScaleTensor), or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +49,18 @@ impl Plan {
     pub(crate) const fn scale_form(&self) -> ScaleForm {
         let config = self.config();
         let by_expert = ScaleForm::of_format(config.format);
-        match (config.receive, by_expert) {
+        let ReceiveFields {
+            layout,
+            transposed_scales,
+            ..
+        } = self.receive();
+        match (layout, by_expert) {
             (ReceiveLayout::ByExpert, form) => form,
-            (ReceiveLayout::Padded, ScaleForm::Transposed { .. }) if config.transposed_scales => {
+            (ReceiveLayout::Padded, ScaleForm::Transposed { .. }) if transposed_scales => {
                 ScaleForm::TransposedBlocks
             }
             // The number of rows is the user's, or follows from the plan.
-            _ if config.transposed_scales => ScaleForm::Transposed { multiple: 1 },
+            _ if transposed_scales => ScaleForm::Transposed { multiple: 1 },
             (ReceiveLayout::View, _) => ScaleForm::None,
             (_, ScaleForm::Transposed { .. }) => ScaleForm::RowMajor,
             (_, form) => form,

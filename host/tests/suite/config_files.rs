@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, ReceiveFields, ReceiveLayout, ScaleLayout, TokenFormat};
 
 #[test]
 fn a_configuration_is_written_in_words_and_read_back() {
@@ -41,21 +41,50 @@ fn what_a_file_does_not_say_is_as_in_new() {
         Config { format, ..new }
     );
     for receive in ReceiveLayout::ALL {
+        let keeps_rows = receive.keeps_rows();
+        let fields = ReceiveFields {
+            transposed_scales: receive != ReceiveLayout::ByExpert,
+            clear_absent: receive == ReceiveLayout::Strided,
+            combine_weights: keeps_rows,
+            expert_alignment: if receive == ReceiveLayout::ByExpert {
+                64
+            } else {
+                1
+            },
+            clear_padding: !keeps_rows,
+            row_sources: !keeps_rows,
+            m_indices: !keeps_rows,
+            ..ReceiveFields::new(receive)
+        };
         let config = Config {
-            receive,
-            transposed_scales: true,
-            clear_absent: true,
-            combine_weights: true,
+            receive: fields.try_into().unwrap(),
             ..new
         };
+        let ReceiveFields {
+            transposed_scales,
+            clear_absent,
+            combine_weights,
+            expert_alignment,
+            ..
+        } = fields;
         let more = format!(
-            r#", "receive": "{receive}", "transposed_scales": true, "clear_absent": true,
-            "combine_weights": true"#
+            r#", "receive": "{receive}", "transposed_scales": {transposed_scales},
+            "clear_absent": {clear_absent}, "combine_weights": {combine_weights},
+            "expert_alignment": {expert_alignment}, "clear_padding": {by_expert},
+            "row_sources": {by_expert}, "m_indices": {by_expert}"#,
+            by_expert = !keeps_rows,
         );
         assert_eq!(read(&more).unwrap(), config);
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
     }
+    let wrong = read(r#", "receive": "view", "m_indices": true"#).unwrap_err();
+    assert!(
+        wrong
+            .to_string()
+            .contains("m_indices is true, but receive is view"),
+        "{wrong}"
+    );
     let unknown = read(r#", "format": "fp7""#).unwrap_err().to_string();
     assert!(
         unknown.contains("\"fp7\" is not one: no such token format")

@@ -90,7 +90,7 @@ fn a_download_before_the_first_dispatch_is_refused() {
 fn numbers_of_compact_rows_that_no_dispatch_wrote_are_refused() {
     let group = Group::simulated(2, 1).unwrap();
     let config = Config {
-        receive: ReceiveLayout::Compact,
+        receive: Receive::of(ReceiveLayout::Compact),
         ..Config::new(2, 1, 8, 2)
     };
     let plan = Plan::new(&group, config).unwrap();
@@ -161,8 +161,10 @@ fn offsets_of_padded_blocks_are_those_of_the_blocks() {
             ..Config::new(2, 1, 128, 4)
         };
         let padded = Config {
-            receive: ReceiveLayout::Padded,
-            transposed_scales: format == TokenFormat::BlockwiseFp8,
+            receive: Receive::Padded(Padded {
+                transposed_scales: format == TokenFormat::BlockwiseFp8,
+                ..Padded::default()
+            }),
             ..by_expert
         };
         let plan = Plan::new(&group, padded).unwrap();

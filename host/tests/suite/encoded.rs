@@ -190,7 +190,7 @@ fn options_are_needed_by_expert_alone() {
     of.0.close().unwrap();
     let (mut rank, input, buffers, _) = rank_of(Config {
         options: false,
-        receive: ReceiveLayout::Compact,
+        receive: Receive::of(ReceiveLayout::Compact),
         ..config
     });
     let input = DispatchInput {

@@ -272,7 +272,7 @@ fn ids_of_no_experts_are_reported_as_such_though_debug_checks_look_for_duplicate
         ..config()
     };
     let kept = Config {
-        receive: ReceiveLayout::Strided,
+        receive: Receive::of(ReceiveLayout::Strided),
         ..config()
     };
     let invalid = |fault: Option<Fault>, id: i64| {

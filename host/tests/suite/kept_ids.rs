@@ -64,10 +64,10 @@ fn ids_that_change_before_combine_end_in_wrong_sums_or_a_timeout() {
     for seed in 0..40 {
         let config = Config {
             deadline: Duration::from_millis(1),
-            receive: match seed % 2 {
+            receive: Receive::of(match seed % 2 {
                 0 => ReceiveLayout::ByExpert,
                 _ => ReceiveLayout::Compact,
-            },
+            }),
             ..config()
         };
         let (mut ranks, tensors) = two_ranks(seed, config);

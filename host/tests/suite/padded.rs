@@ -10,7 +10,7 @@ use crate::noted::{Notes, start};
 
 fn config() -> Config {
     Config {
-        receive: ReceiveLayout::Padded,
+        receive: Receive::of(ReceiveLayout::Padded),
         ..Config::new(4, 2, 8, 3)
     }
 }
@@ -50,7 +50,7 @@ fn dispatched(combine: CombineMode, ids: &[i32]) -> (Communicator, DispatchBuffe
         &group,
         Config {
             combine,
-            receive: ReceiveLayout::Padded,
+            receive: Receive::of(ReceiveLayout::Padded),
             ..Config::new(2, 2, 8, 2)
         },
     )

@@ -88,7 +88,7 @@ impl Tensors {
         let mut sums = CombineBuffers::new(device, plan)?;
         let most = plan.max_rows();
         let mut answers = sums.upload(rows.output(), &vec![0x3f80_u16; most * HIDDEN])?;
-        if config.receive == ReceiveLayout::Padded {
+        if config.receive.layout() == ReceiveLayout::Padded {
             answers.row_weights = Some(device.upload_tensor([most], &vec![1_f32; most])?);
         }
         Ok(Self {
@@ -178,10 +178,12 @@ fn without_travel() -> Vec<Config> {
         ..config()
     };
     let tables = Config {
-        m_indices: true,
-        row_sources: true,
-        expert_alignment: 8,
-        clear_padding: true,
+        receive: Receive::ByExpert(ByExpert {
+            alignment: 8,
+            clear_padding: true,
+            row_sources: true,
+            m_indices: true,
+        }),
         ..config
     };
     let shared = Config {
@@ -207,14 +209,19 @@ fn with_travel() -> Vec<Config> {
         },
         Config {
             shared_expert: true,
-            m_indices: true,
-            row_sources: true,
+            receive: Receive::ByExpert(ByExpert {
+                row_sources: true,
+                m_indices: true,
+                ..ByExpert::PLAIN
+            }),
             ..config
         },
         Config {
-            receive: ReceiveLayout::Padded,
+            receive: Receive::Padded(Padded {
+                m_indices: true,
+                ..Padded::default()
+            }),
             format: MXFP8,
-            m_indices: true,
             ..config
         },
     ];
@@ -223,7 +230,9 @@ fn with_travel() -> Vec<Config> {
         ReceiveLayout::View,
         ReceiveLayout::Strided,
         ReceiveLayout::Compact,
-    ] {
+    ]
+    .map(Receive::of)
+    {
         all.push(Config { receive, ..config });
         all.push(Config {
             receive,

@@ -31,8 +31,19 @@ const WEIGHTS: [&[f32]; 2] = [&[0.5, 2.0, 1.0, 0.0], &[1.0, 0.25]];
 
 const fn keeping(receive: ReceiveLayout) -> Config {
     Config {
-        receive,
+        receive: Receive::of(receive),
         ..Config::new(4, TOP_K, HIDDEN, 3)
+    }
+}
+
+fn returning_weights(receive: ReceiveLayout) -> Config {
+    let fields = ReceiveFields {
+        combine_weights: true,
+        ..ReceiveFields::new(receive)
+    };
+    Config {
+        receive: fields.try_into().unwrap(),
+        ..keeping(receive)
     }
 }
 
@@ -90,7 +101,7 @@ impl Memory {
     /// Compares the outputs of a dispatch, and returns the experts' rows: each token times its weights here.
     fn answer(&mut self, rank: &Communicator) -> CombineInput {
         let (number, plan) = (rank.rank().0 as usize, rank.plan());
-        let receive = plan.config().receive;
+        let receive = plan.config().receive.layout();
         let received = rank.download(self.rows.output()).unwrap();
         let wanted = wanted(number, receive);
         let count = received.src_info.len();
@@ -189,10 +200,7 @@ fn every_layout_brings_rows_and_sums_with_ids_of_either_type() {
 #[test]
 fn sums_begin_with_the_callers_tensors_and_weights_come_back() {
     for receive in LAYOUTS {
-        let config = Config {
-            combine_weights: true,
-            ..keeping(receive)
-        };
+        let config = returning_weights(receive);
         let mut ranks = ranks(config, 4);
         let mut all: Vec<_> = ranks.iter().map(|rank| Memory::new(rank, false)).collect();
         let streams = [STREAM; 2];
@@ -230,10 +238,7 @@ fn sums_begin_with_the_callers_tensors_and_weights_come_back() {
 
 #[test]
 fn weights_of_no_rows_return_as_zeros() {
-    let config = Config {
-        combine_weights: true,
-        ..keeping(ReceiveLayout::Compact)
-    };
+    let config = returning_weights(ReceiveLayout::Compact);
     let mut ranks = ranks(config, 9);
     let mut all: Vec<_> = ranks.iter().map(|rank| Memory::new(rank, false)).collect();
     let (device, plan) = (ranks[1].device().clone(), *ranks[1].plan());
@@ -388,7 +393,14 @@ fn ids_of_64_bits_go_by_expert_too_and_their_fault_has_all_bits() {
         (ReceiveLayout::Compact, -2),
     ] {
         let group = Group::simulated(1, 7).unwrap();
-        let plan = Plan::new(&group, Config { receive, ..config }).unwrap();
+        let plan = Plan::new(
+            &group,
+            Config {
+                receive: Receive::of(receive),
+                ..config
+            },
+        )
+        .unwrap();
         let mut rank = Communicator::new(&group, &plan).unwrap().remove(0);
         let capacity = Capacity {
             wide_ids: true,
@@ -450,9 +462,12 @@ fn rows_of_every_format_decode_as_those_by_expert() {
                 if transposed_scales && format != TokenFormat::BlockwiseFp8 {
                     continue;
                 }
-                let config = Config {
-                    receive,
+                let fields = ReceiveFields {
                     transposed_scales,
+                    ..ReceiveFields::new(receive)
+                };
+                let config = Config {
+                    receive: fields.try_into().unwrap(),
                     ..config
                 };
                 assert_eq!(decoded(config, &x), wanted, "{format}, {receive}");

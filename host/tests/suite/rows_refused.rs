@@ -6,7 +6,7 @@ use half::bf16;
 
 const fn keeping(receive: ReceiveLayout) -> Config {
     Config {
-        receive,
+        receive: Receive::of(receive),
         ..Config::new(2, TOP_K, HIDDEN, 3)
     }
 }
@@ -186,7 +186,7 @@ fn combine(
     let rows = buffers.output().src_info.dims[0];
     let sums = CombineBuffers::new(&device, rank.plan()).unwrap();
     let answers = vec![bf16::ONE; rows * HIDDEN];
-    let weights = rank.plan().config().combine_weights;
+    let weights = rank.plan().config().receive.fields().combine_weights;
     let mut input = CombineInput {
         received_weights: buffers.output().weights.filter(|_| weights),
         ..CombineInput::new(device.upload_tensor([rows, HIDDEN], &answers).unwrap())
@@ -244,7 +244,10 @@ fn inputs_of_another_layout_are_refused_by_name() {
 fn weights_come_back_on_both_sides_or_on_none() {
     let without = keeping(ReceiveLayout::Strided);
     let with = Config {
-        combine_weights: true,
+        receive: Receive::Strided(StridedRows {
+            combine_weights: true,
+            ..StridedRows::default()
+        }),
         ..without
     };
     let given = |input: &mut CombineInput, _: &mut CombineOutput, device: &dyn Device| {
@@ -287,7 +290,10 @@ fn weights_come_back_on_both_sides_or_on_none() {
 #[test]
 fn what_combine_reads_and_writes_is_apart() {
     let with = Config {
-        combine_weights: true,
+        receive: Receive::View(KeptRows {
+            combine_weights: true,
+            ..KeptRows::default()
+        }),
         ..keeping(ReceiveLayout::View)
     };
     let overlap = |first: &str, second: &str| {

@@ -303,10 +303,13 @@ impl Case {
             specialise: self.specialise,
             options: !self.skip_a2a
                 && (self.options || !self.receive.keeps_rows() && needs_options),
-            receive: self.receive,
-            transposed_scales: self.transposed_scales,
-            clear_absent: self.clear_absent,
-            combine_weights: self.combine_weights,
+            receive: Receive::try_from(ReceiveFields {
+                transposed_scales: self.transposed_scales,
+                clear_absent: self.clear_absent,
+                combine_weights: self.combine_weights,
+                ..ReceiveFields::new(self.receive)
+            })
+            .unwrap_or_else(|refused| panic!("{refused}: {self:?}")),
             ..Config::new(
                 self.experts,
                 self.top_k,

@@ -1,6 +1,6 @@
 //! Flags of rounds that several programs have.
 
-use ferry::Config;
+use ferry::ReceiveFields;
 
 use crate::formats::given::Strides;
 
@@ -23,9 +23,9 @@ pub struct GroupFlags {
 }
 
 impl GroupFlags {
-    /// The configuration with these.
-    pub const fn put(self, config: Config) -> Config {
-        Config {
+    /// The fields with these.
+    pub const fn put(self, fields: ReceiveFields) -> ReceiveFields {
+        ReceiveFields {
             expert_alignment: match self.alignment {
                 Some(rows) => rows,
                 None => 1,
@@ -33,7 +33,7 @@ impl GroupFlags {
             clear_padding: self.clear_padding,
             row_sources: self.row_sources,
             m_indices: self.m_indices,
-            ..config
+            ..fields
         }
     }
 }

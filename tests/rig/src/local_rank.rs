@@ -170,7 +170,8 @@ impl LocalRank {
     /// Notes the view of the round that was dispatched, if the plan has views and none was noted: all of a
     /// communicator are in one place.
     pub(super) fn note_view(&mut self, communicator: &Communicator) -> Result<(), Error> {
-        if self.settings.config.receive == ReceiveLayout::View && self.view.is_none() {
+        let receive = self.settings.config.receive.layout();
+        if receive == ReceiveLayout::View && self.view.is_none() {
             // SAFETY: it is read before combine alone.
             self.view = Some(unsafe { communicator.view() }?);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ferry::{
     Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, InputReport,
-    Plan, ReceiveLayout, ReceivedCounts, Round, Stream, TokenFormat,
+    Plan, Receive, ReceivedCounts, Round, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16, threads};
 
@@ -446,6 +446,6 @@ pub fn strict(told: Result<Option<InputFault>, Error>) -> Result<(), Error> {
 pub const fn takes_weights(config: &Config) -> bool {
     matches!(
         (config.receive, config.combine),
-        (ReceiveLayout::Padded, CombineMode::Reduced)
+        (Receive::Padded(_), CombineMode::Reduced)
     )
 }

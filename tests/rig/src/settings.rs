@@ -1,7 +1,6 @@
 //! Settings of sessions, and their turns.
 
-use ferry::ReceiveLayout;
-use ferry::{Capacity, CombineMode, Config};
+use ferry::{Capacity, CombineMode, Config, Receive};
 use ferry_reference::{Problem, RowNumbers, receive_rows};
 
 use super::inputs::Return;
@@ -72,7 +71,7 @@ impl Settings {
     pub fn with_spare(self, rows: usize, scale_blocks: usize) -> Self {
         let has_places = matches!(
             self.config.receive,
-            ReceiveLayout::View | ReceiveLayout::Strided | ReceiveLayout::Padded
+            Receive::View(_) | Receive::Strided(_) | Receive::Padded(_)
         );
         if has_places {
             return self;
@@ -101,7 +100,7 @@ impl Settings {
 /// Rows that outputs must hold for those that stay as they came.
 pub(super) fn rows_for(problem: &Problem, rank: usize, config: &Config) -> usize {
     match config.receive {
-        ReceiveLayout::Compact => {
+        Receive::Compact(_) => {
             receive_rows(problem, rank, RowNumbers::Compact { capacity: 0 }).sent
         }
         _ => problem.ranks * config.max_tokens_per_rank,

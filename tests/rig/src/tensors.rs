@@ -171,7 +171,7 @@ impl Tensors {
         };
         let at = alloc(hidden * (element.bits() as usize / 8))?;
         let combined = Tensor::contiguous(at, element, [rows, hidden]);
-        if config.combine_weights {
+        if config.receive.fields().combine_weights {
             let weights = Tensor::contiguous(alloc(4 * top_k)?, DataType::F32, [rows, top_k]);
             return Ok(CombineOutput::Weighted { combined, weights });
         }

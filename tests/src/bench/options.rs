@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ferry::{CombineMode, Config, ReceiveLayout, ScaleLayout, TokenFormat};
+use ferry::{CombineMode, Config, Receive, ReceiveFields, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use crate::group::GroupArgs;
@@ -276,11 +276,17 @@ impl BenchArgs {
     }
 
     /// Configuration of one of the [`kinds`](Self::kinds).
-    pub fn config(&self, format: TokenFormat, combine: CombineMode, tokens: usize) -> Config {
-        self.groups.put(Config {
+    pub fn config(
+        &self,
+        format: TokenFormat,
+        combine: CombineMode,
+        tokens: usize,
+    ) -> anyhow::Result<Config> {
+        let fields = ReceiveFields::new(self.receive);
+        Ok(Config {
             format,
             combine,
-            receive: self.receive,
+            receive: Receive::try_from(self.groups.put(fields))?,
             max_sms: self.max_sms,
             specialise: !self.general,
             p2p_world_size: self.group_args.node,

@@ -110,7 +110,7 @@ fn turn(set: usize, format: TokenFormat) -> Turn {
 /// Capacity of outputs for so many tokens of each rank.
 fn capacity(plan: &Plan, sets: &[Problem], tokens: usize) -> Capacity {
     let config = plan.config();
-    if config.receive != ReceiveLayout::ByExpert {
+    if config.receive.layout() != ReceiveLayout::ByExpert {
         return Capacity::max(plan);
     }
     if config.max_tokens_per_rank <= ANY_ROUTING_TOKENS {

@@ -208,7 +208,7 @@ fn shape(
 ) -> Result<ferry::layout::Shape> {
     // A group of simulated ranks costs nothing, and checks the sizes.
     let group = ferry::Group::simulated(ranks as u32, 0)?;
-    Ok(*Plan::new(&group, args.config(format, combine, 1))?.shape())
+    Ok(*Plan::new(&group, args.config(format, combine, 1)?)?.shape())
 }
 
 fn print_limits(limits: &Limits, sink: &Sink) {
@@ -312,7 +312,7 @@ fn measure(
     let bench = Bench::new(
         rig,
         sets,
-        args.config(format, mode, tokens),
+        args.config(format, mode, tokens)?,
         tokens,
         Input::of(args, format),
     );
@@ -363,6 +363,7 @@ fn fused(
 ) -> Result<Record> {
     let [dispatch, combine] = bench.fused(repeats)?;
     let traffic = bench.traffic();
+    let receive = bench.plan.config().receive.fields();
     let mut record = Record {
         group: bench.group_name(),
         ranks_per_gpu: bench.ranks_per_gpu(),
@@ -370,8 +371,8 @@ fn fused(
         tokens: bench.tokens(),
         plan_tokens: bench.plan.config().max_tokens_per_rank,
         receive: args.receive.name(),
-        alignment: bench.plan.config().expert_alignment,
-        clear_padding: bench.plan.config().clear_padding,
+        alignment: receive.expert_alignment,
+        clear_padding: receive.clear_padding,
         pass_through: args.given(format) != Given::Bf16,
         hidden: args.hidden,
         top_k: args.top_k,

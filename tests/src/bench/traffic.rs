@@ -73,12 +73,12 @@ impl MemoryTraffic {
         let (token, row) = (bytes_of_token(shape), u64::from(shape.dispatch_row_bytes()));
         let output = bytes_of_output_row(shape);
         // Rows that are read where they came, and rows of the outputs, which are expert rows of combine.
-        let (read, rows) = match config.receive {
+        let (read, rows) = match config.receive.layout() {
             ReceiveLayout::ByExpert | ReceiveLayout::Padded => (received(&once), received(&each)),
             ReceiveLayout::View => (0, 0),
             ReceiveLayout::Strided | ReceiveLayout::Compact => (received(&once), received(&once)),
         };
-        let returned = match config.receive {
+        let returned = match config.receive.layout() {
             ReceiveLayout::ByExpert | ReceiveLayout::Padded => received(&each),
             _ => received(&once),
         };
@@ -125,7 +125,8 @@ fn bytes_of_output_row(shape: &Shape) -> u64 {
 
 /// Rows of zeros behind the experts of a rank, if there are any.
 fn padding(problem: &Problem, config: &Config, tokens: usize, rank: usize) -> u64 {
-    if !config.clear_padding {
+    let receive = config.receive.fields();
+    if !receive.clear_padding {
         return 0;
     }
     let local = problem.local_experts();
@@ -137,7 +138,7 @@ fn padding(problem: &Problem, config: &Config, tokens: usize, rank: usize) -> u6
             }
         }
     }
-    let alignment = config.expert_alignment;
+    let alignment = receive.expert_alignment;
     let padding = rows
         .iter()
         .map(|rows| rows.next_multiple_of(alignment) - rows);
@@ -195,7 +196,7 @@ pub fn touch_probability(ranks: usize, experts: usize, top_k: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use ferry::{Config, Group, Plan};
+    use ferry::{ByExpert, Config, Group, Plan, Receive};
     use ferry_reference::workload::Routing;
 
     use super::*;
@@ -282,7 +283,7 @@ mod tests {
         let of = |plan: &Plan| MemoryTraffic::of(&problem, plan, Given::Bf16, 4);
         assert_eq!(of(&by_expert), wanted);
         let view = of(&plan(Config {
-            receive: ReceiveLayout::View,
+            receive: Receive::of(ReceiveLayout::View),
             ..bf16
         }));
         assert_eq!(view.dispatch, 4 * token + 4 * row);
@@ -294,8 +295,11 @@ mod tests {
     fn rows_of_zeros_are_written() {
         let problem = problem(Routing::AllToOne { expert: 70 }, 10);
         let aligned = |clear_padding| Config {
-            expert_alignment: 64,
-            clear_padding,
+            receive: Receive::ByExpert(ByExpert {
+                alignment: 64,
+                clear_padding,
+                ..ByExpert::PLAIN
+            }),
             ..config(TokenFormat::BlockwiseFp8, CombineMode::Reduced)
         };
         let inputs = problem.inputs.iter();

@@ -41,11 +41,17 @@ pub fn measure(rig: &Rig, args: &BenchArgs, limits: &Limits) -> Result<Vec<Optio
             let mut least = Options::ALL.map(|_| [f64::INFINITY; 2]);
             for _ in 0..TURNS {
                 for (options, least) in Options::ALL.into_iter().zip(&mut least) {
-                    let us = time(rig, args, &sets, options, args.config(format, mode, tokens))?;
+                    let us = time(
+                        rig,
+                        args,
+                        &sets,
+                        options,
+                        args.config(format, mode, tokens)?,
+                    )?;
                     *least = [least[0].min(us[0]), least[1].min(us[1])];
                 }
             }
-            let plan = Plan::new(&rig.group, args.config(format, mode, tokens))?;
+            let plan = Plan::new(&rig.group, args.config(format, mode, tokens)?)?;
             let row = bytes_of_token(plan.shape()) + bytes_of_encoded(plan.shape());
             let bytes = tokens as u64 * row;
             let each = Options::ALL.into_iter().zip(least);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use ferry::{Capacity, Config, Group, Plan, ReceiveLayout, TokenFormat};
+use ferry::{Capacity, Config, Group, Plan, Receive, ReceiveLayout, TokenFormat};
 use ferry_protocol::tactics::{Phase, Wire};
 
 use super::{Case, words, wrapped};
@@ -82,9 +82,13 @@ impl Answer<'_> {
     fn outputs(&self, text: &mut String) -> Result<()> {
         let mut sizes = Vec::new();
         for receive in ReceiveLayout::ALL {
-            let config = Config {
-                receive,
-                ..*self.plan.config()
+            let given = *self.plan.config();
+            let config = match receive == given.receive.layout() {
+                true => given,
+                false => Config {
+                    receive: Receive::of(receive),
+                    ..given
+                },
             };
             let Ok(plan) = Plan::new(self.group, config) else {
                 continue;
@@ -174,7 +178,7 @@ impl Answer<'_> {
         for max_tokens_per_rank in PLANS {
             let config = Config {
                 max_tokens_per_rank,
-                receive: ReceiveLayout::ByExpert,
+                receive: Receive::BY_EXPERT,
                 ..*self.plan.config()
             };
             let Ok(plan) = Plan::new(self.group, config) else {

@@ -5,7 +5,7 @@ mod encoded;
 
 use anyhow::{Context, Result};
 use ferry::ScaleLayout::{RowMajor, Tiled};
-use ferry::{CombineMode, Config, Group, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Config, Group, Receive, ReceiveFields, ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
 use super::{Outcome, Suite};
@@ -398,16 +398,18 @@ fn ways(case: &Case, is_short: bool) -> Vec<(CombineMode, bool, bool)> {
 }
 
 /// The configuration of a case's plans without the ways of its calls.
-fn sizes_of(case: &Case, most_tokens: usize) -> Config {
+fn sizes_of(case: &Case, most_tokens: usize) -> Result<Config> {
     let [hidden, experts, top_k] = case.sizes;
-    case.groups.put(Config {
+    Ok(case.groups.put(Config {
         format: case.format,
         shared_expert: case.shared,
-        receive: case.receive,
-        transposed_scales: case.transposed,
+        receive: Receive::try_from(ReceiveFields {
+            transposed_scales: case.transposed,
+            ..ReceiveFields::new(case.receive)
+        })?,
         options: case.given.is_encoded() && !case.receive.keeps_rows(),
         ..Config::new(experts, top_k, hidden, most_tokens)
-    })
+    }))
 }
 
 fn run_case(
@@ -427,7 +429,7 @@ fn run_case(
         .map(|round| problem(suite, case, ranks, round))
         .collect();
     let scale = factors(experts, 0);
-    let sizes = sizes_of(case, most);
+    let sizes = sizes_of(case, most)?;
     let compared = Compared {
         given: case.given,
         ..Compared::of(&sizes)
@@ -439,7 +441,7 @@ fn run_case(
     for (combine, weights, split) in ways(case, large || far) {
         let is_padded = case.receive == ReceiveLayout::Padded;
         let is_staged = combine == CombineMode::Exact && p2p_world_size < ranks;
-        if is_staged && (is_padded || sizes.expert_alignment > 1) {
+        if is_staged && (is_padded || sizes.receive.fields().expert_alignment > 1) {
             // Rows between nodes are staged by number.
             continue;
         }
@@ -457,8 +459,7 @@ fn run_case(
             max_tokens_per_rank: planned,
             // Both kinds of kernels; compiling some for every small shape would take minutes.
             specialise: weights && hidden >= SPECIALISED_HIDDEN && !suite.args.general,
-            clear_absent: case.receive == ReceiveLayout::Strided && split,
-            combine_weights: keeps_rows && !split,
+            receive: described::with_calls(sizes.receive, split)?,
             debug_checks: keeps_rows && split && case.routing != Duplicates,
             ..sizes
         };

@@ -1,7 +1,7 @@
 //! Tokens that the device counts: one graph, or one call where there are none, with many numbers of them.
 
 use anyhow::{Context, Result};
-use ferry::{CombineMode, Config, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Config, Receive, ReceiveLayout, TokenFormat};
 use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
@@ -88,7 +88,7 @@ fn replay_all(suite: &Suite<'_>, session: &mut Session, problems: &[Problem]) ->
 fn replay_rows(suite: &mut Suite<'_>, most: usize, receive: ReceiveLayout) -> Result<Outcome> {
     let problems = problems(suite, most);
     let config = Config {
-        receive,
+        receive: Receive::of(receive),
         ..suite.config(&problems)
     };
     let settings = Settings {

@@ -271,7 +271,7 @@ pub fn tensors(output: &RankOutputs, problem: &Problem, settings: &Settings) -> 
         vec![tokens, hidden]
     };
     all.push(("combined", (Dtype::BF16, combined, sums)));
-    if settings.config.combine_weights {
+    if settings.config.receive.fields().combine_weights {
         let weights = bytes_of(&output.combined_weights, u32::to_le_bytes);
         let weights = (Dtype::F32, vec![tokens, top_k], weights);
         all.push(("combined_weights", weights));

@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
-use ferry::ReceiveLayout;
-use ferry::{CombineMode, Config, Group, ScaleLayout, TokenFormat};
+use ferry::{
+    ByExpert, CombineMode, Config, Group, Padded, Receive, ReceiveFields, ScaleLayout, StridedRows,
+    TokenFormat,
+};
 use ferry_reference::Problem;
 use ferry_reference::workload::Routing;
 
@@ -36,23 +38,25 @@ fn as_they_came() -> Vec<Config> {
     let mut all = Vec::new();
     for receive in ROW_LAYOUTS {
         for format in ROW_FORMATS {
-            let config = Config {
-                receive,
-                combine_weights: true,
-                ..by_expert(format)
-            };
-            all.push(config);
-            if format == TokenFormat::BlockwiseFp8 {
+            let is_fp8 = format == TokenFormat::BlockwiseFp8;
+            for transposed_scales in [false, true].into_iter().take(1 + usize::from(is_fp8)) {
+                let fields = ReceiveFields {
+                    combine_weights: true,
+                    transposed_scales,
+                    ..ReceiveFields::new(receive)
+                };
                 all.push(Config {
-                    transposed_scales: true,
-                    ..config
+                    receive: fields.try_into().unwrap(),
+                    ..by_expert(format)
                 });
             }
         }
     }
     all.push(Config {
-        receive: ReceiveLayout::Strided,
-        clear_absent: true,
+        receive: Receive::Strided(StridedRows {
+            clear_absent: true,
+            ..StridedRows::default()
+        }),
         ..by_expert(TokenFormat::Bf16)
     });
     all
@@ -210,10 +214,12 @@ fn the_same_of_aligned_rows_with_tables() {
     for clear_padding in [false, true] {
         let all = TokenFormat::ALL.map(|format| {
             every_bit_counts(Config {
-                expert_alignment: 8,
-                clear_padding,
-                row_sources: true,
-                m_indices: true,
+                receive: Receive::ByExpert(ByExpert {
+                    alignment: 8,
+                    clear_padding,
+                    row_sources: true,
+                    m_indices: true,
+                }),
                 ..by_expert(format)
             })
         });
@@ -227,11 +233,12 @@ fn the_same_of_padded_blocks() {
     for format in TokenFormat::ALL {
         for transposed_scales in [false, format == TokenFormat::BlockwiseFp8] {
             let seen = every_bit_counts(Config {
-                receive: ReceiveLayout::Padded,
-                transposed_scales,
-                clear_padding: transposed_scales,
-                row_sources: true,
-                m_indices: true,
+                receive: Receive::Padded(Padded {
+                    transposed_scales,
+                    clear_padding: transposed_scales,
+                    row_sources: true,
+                    m_indices: true,
+                }),
                 options: true,
                 ..by_expert(format)
             });

@@ -29,7 +29,7 @@ fn round(group: &Group) -> Result<bool, Error> {
         rank.dispatch(stream, input, rows.output())?;
         rank.combine(
             stream,
-            &CombineInput::new(rows.output().tokens.expect("not a view")),
+            &CombineInput::new(rows.output().tokens()?),
             &sums.output(8)?,
         )?;
     }

@@ -40,8 +40,8 @@ pub struct ReceivedRows {
     /// `[groups + 1]`, by expert only: the first row of each group, and the end of the last.
     pub row_offsets: Vec<u32>,
     /// `[rows]`: by expert, token and top-k slot on the source rank, undefined for rows that pad a group
-    /// unless the plan has [`row_sources`](crate::Config::row_sources). Else source rank and token, -1 and -1
-    /// in rows without a token.
+    /// unless the plan has [`row_sources`](crate::ByExpert::row_sources). Else source rank and token, -1 and
+    /// -1 in rows without a token.
     pub src_info: Vec<[i32; 2]>,
     /// `[rows, top_k]`, not by expert: [`DispatchOutput::ids`], i32 and i64 alike.
     pub ids: Vec<i64>,
@@ -55,10 +55,10 @@ pub struct ReceivedRows {
     pub expert_counts: Vec<i32>,
     /// `[groups]`, by expert with an alignment: [`DispatchOutput::row_ends`].
     pub row_ends: Vec<u32>,
-    /// `[rows]`, by expert with [`row_sources`](crate::Config::row_sources): the source rank of each row, -1
-    /// in rows that pad a group.
+    /// `[rows]`, by expert with [`row_sources`](crate::ByExpert::row_sources): the source rank of each row,
+    /// -1 in rows that pad a group.
     pub source_ranks: Vec<i32>,
-    /// `[rows]`, with [`m_indices`](crate::Config::m_indices): [`DispatchOutput::m_indices`].
+    /// `[rows]`, with [`m_indices`](crate::ByExpert::m_indices): [`DispatchOutput::m_indices`].
     pub m_indices: Vec<i32>,
     /// `[local_experts, ranks]`, of padded blocks: [`DispatchOutput::source_ranges`].
     pub source_ranges: Vec<i64>,
@@ -89,7 +89,7 @@ impl DispatchOutput {
         let row_offsets: Vec<u32> = copied(device, self.row_offsets)?;
         let source_counts: Vec<i32> = copied(device, self.source_counts)?;
         let capacity = self.capacity();
-        let rows = match plan.config().receive {
+        let rows = match plan.receive().layout {
             ReceiveLayout::ByExpert => rows_by_expert(&row_offsets, capacity)?,
             ReceiveLayout::Compact => compact_rows(&source_counts, capacity)?,
             ReceiveLayout::Padded => {
@@ -269,8 +269,8 @@ impl CombineBuffers {
     /// no token, so these may hold anything. The first call allocates memory for the capacity of `output`,
     /// and later ones copy to the same address, unless the capacity grows; [`free`](Self::free) frees it. No
     /// kernel may still read the copies of an earlier call. The other fields of the input are `None`: with
-    /// [`Config::combine_weights`](crate::Config::combine_weights) set `received_weights`. Not collective;
-    /// synchronizes.
+    /// [`KeptRows::combine_weights`](crate::KeptRows::combine_weights) set `received_weights`. Not
+    /// collective; synchronizes.
     ///
     /// # Errors
     /// [`Error::Tensor`] for lengths or elements that do not fit; errors of the device.
@@ -324,7 +324,7 @@ impl CombineBuffers {
     }
 
     /// Copies the weights that came back in a round to which this rank brought `tokens` tokens, `[tokens,
-    /// top_k]`; none unless the plan has [`combine_weights`](crate::Config::combine_weights). As
+    /// top_k]`; none unless the plan has [`combine_weights`](crate::KeptRows::combine_weights). As
     /// [`download`](Self::download).
     ///
     /// # Errors

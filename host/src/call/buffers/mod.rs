@@ -211,7 +211,7 @@ fn require_memory(
 /// | [`new`](Self::new) | `[tokens, hidden]` | `2 * max_tokens_per_rank * hidden` |
 /// | [`apart`](Self::apart) | `[tokens, top_k, hidden]` | `2 * max_tokens_per_rank * top_k * hidden` |
 ///
-/// With [`combine_weights`](crate::Config::combine_weights) also f32 weights `[tokens, top_k]`, of
+/// With [`combine_weights`](crate::KeptRows::combine_weights) also f32 weights `[tokens, top_k]`, of
 /// `4 * max_tokens_per_rank * top_k` bytes.
 ///
 /// A drop leaks the memory, as that of [`DispatchBuffers`]; [`free`](Self::free) frees it.
@@ -278,7 +278,6 @@ impl CombineBuffers {
             max_tokens_per_rank: most,
             hidden,
             top_k,
-            combine_weights,
             ..
         } = *plan.config();
         let dims = [most, if is_apart { top_k } else { 1 }, hidden];
@@ -286,7 +285,8 @@ impl CombineBuffers {
         let ((at, weights), memory) = Allocations::with(device, |memory| {
             let at = memory.alloc(all.bytes())?;
             let bytes = 4 * most as u64 * top_k as u64;
-            let weights = combine_weights.then(|| memory.alloc(bytes)).transpose()?;
+            let returns_weights = plan.receive().combine_weights;
+            let weights = returns_weights.then(|| memory.alloc(bytes)).transpose()?;
             Ok((at, weights))
         })?;
         Ok(Self {

@@ -10,6 +10,7 @@ use crate::call::address_or_none;
 use crate::call::dispatch::args_of;
 use crate::call::tensors::DispatchTensors;
 use crate::group::Group;
+use crate::plan::receive::{KeptRows, Receive, ReceiveFields};
 
 const TOP_K: usize = 2;
 const HIDDEN: usize = 256;
@@ -22,17 +23,19 @@ const LAYOUTS: [ReceiveLayout; 3] = [
 /// Plans of one of two ranks, with 2 experts and 5 tokens each: every layout, every format that it takes.
 fn plans() -> Vec<Plan> {
     let of = |receive, format| {
-        let config = Config {
-            receive,
-            format,
-            ..Config::new(4, TOP_K, HIDDEN, 5)
+        let config = |transposed_scales| {
+            let fields = ReceiveFields {
+                transposed_scales,
+                ..ReceiveFields::new(receive)
+            };
+            Config {
+                receive: fields.try_into().unwrap(),
+                format,
+                ..Config::new(4, TOP_K, HIDDEN, 5)
+            }
         };
         let fp8 = format == TokenFormat::BlockwiseFp8;
-        let transposed = fp8.then_some(Config {
-            transposed_scales: true,
-            ..config
-        });
-        [Some(config), transposed]
+        [Some(config(false)), fp8.then(|| config(true))]
     };
     let formats = TokenFormat::ALL.into_iter();
     let taken = formats.filter(|format| format.scale_layout() != Some(ScaleLayout::Tiled));
@@ -56,9 +59,9 @@ fn documented_bytes(plan: &Plan, Capacity { rows, wide_ids, .. }: Capacity) -> u
     let scales = rows * of_row * sizes.scale_bytes as usize;
     let tokens = rows * HIDDEN * sizes.element_bits as usize / 8;
     let row_scales = if sizes.has_row_scale { 2 * rows } else { 0 };
-    let copied = match (config.receive, config.transposed_scales) {
-        (ReceiveLayout::View, false) => 0,
-        (ReceiveLayout::View, true) => scales,
+    let copied = match config.receive {
+        Receive::View(view) if view.transposed_scales => scales,
+        Receive::View(_) => 0,
         _ => tokens + scales + row_scales,
     };
     let id = if wide_ids { 8 } else { 4 };
@@ -85,7 +88,7 @@ fn buffers_have_the_documented_bytes_and_their_addresses_reach_the_kernels() {
             let output = *buffers.output();
             assert_eq!(
                 output.tokens.is_none(),
-                config.receive == ReceiveLayout::View
+                matches!(config.receive, Receive::View(_))
             );
             let mut with = DispatchWith::plain(args_of(&Common::of(plan.shape()), 0));
             with.options.wide_ids = wide_ids.into();
@@ -183,9 +186,12 @@ fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
 #[test]
 fn weights_that_come_back_have_memory_of_their_own() {
     let device = device();
-    let config = Config {
-        receive: ReceiveLayout::Compact,
+    let with = KeptRows {
         combine_weights: true,
+        ..KeptRows::default()
+    };
+    let config = Config {
+        receive: Receive::Compact(with),
         ..Config::new(4, TOP_K, HIDDEN, 5)
     };
     let plan = Plan::check(2, true, config).unwrap();
@@ -201,7 +207,7 @@ fn weights_that_come_back_have_memory_of_their_own() {
     sums.fill(0).unwrap();
     assert_eq!(sums.download_weights(3).unwrap(), [0.0; 6]);
     let without = Config {
-        combine_weights: false,
+        receive: Receive::of(ReceiveLayout::Compact),
         ..config
     };
     let without = Plan::check(2, true, without).unwrap();

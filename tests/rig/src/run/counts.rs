@@ -54,7 +54,7 @@ impl Run {
         assert_eq!(found.source_counts, source_rows, "sources: {}", about());
         assert_eq!(found.expert_counts, expert_rows, "experts: {}", about());
         let plan = self.ranks[r].plan();
-        let receive = plan.config().receive;
+        let receive = plan.config().receive.layout();
         let is_tiled = plan.shape().has_tiled_scales();
         let needed = match receive {
             ferry::ReceiveLayout::ByExpert => {

@@ -1,6 +1,6 @@
 //! Padding and tables of rows by expert that a plan asks for.
 
-use ferry::{Config, ReceiveLayout, TokenFormat};
+use ferry::{ByExpert, Config, Padded, Receive, TokenFormat};
 use ferry_reference::Problem;
 
 /// Padding and tables of rows by expert that a plan asks for.
@@ -31,13 +31,14 @@ impl Groups {
 
     /// Padding and tables of a configuration.
     pub const fn of(config: &Config) -> Self {
+        let fields = config.receive.fields();
         Self {
-            alignment: config.expert_alignment,
-            clears_padding: config.clear_padding,
-            row_sources: config.row_sources,
-            m_indices: config.m_indices,
+            alignment: fields.expert_alignment,
+            clears_padding: fields.clear_padding,
+            row_sources: fields.row_sources,
+            m_indices: fields.m_indices,
             padded: match config.receive {
-                ReceiveLayout::Padded => config.max_tokens_per_rank,
+                Receive::Padded(_) => config.max_tokens_per_rank,
                 _ => 0,
             },
         }
@@ -56,18 +57,23 @@ impl Groups {
     /// The configuration with it, if rows are by expert.
     #[must_use]
     pub fn put(self, config: Config) -> Config {
-        if config.receive.keeps_rows() {
-            return config;
-        }
-        let padded = config.receive == ReceiveLayout::Padded;
         let alignment = config.format.sizes().row_alignment as usize;
-        Config {
-            expert_alignment: if padded { 1 } else { self.alignment },
-            clear_padding: self.clears_padding && (padded || self.alignment.max(alignment) > 1),
-            row_sources: self.row_sources,
-            m_indices: self.m_indices,
-            ..config
-        }
+        let receive = match config.receive {
+            Receive::ByExpert(_) => Receive::ByExpert(ByExpert {
+                alignment: self.alignment,
+                clear_padding: self.clears_padding && self.alignment.max(alignment) > 1,
+                row_sources: self.row_sources,
+                m_indices: self.m_indices,
+            }),
+            Receive::Padded(padded) => Receive::Padded(Padded {
+                clear_padding: self.clears_padding,
+                row_sources: self.row_sources,
+                m_indices: self.m_indices,
+                ..padded
+            }),
+            kept => kept,
+        };
+        Config { receive, ..config }
     }
 
     /// Number of which the first row of each group is a multiple.

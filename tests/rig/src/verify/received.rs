@@ -144,7 +144,7 @@ impl Received {
         };
         let blocks = output.source_ranges.map(|ranges| Blocks {
             rows: rows / ranges.dims[0],
-            transposed: config.transposed_scales,
+            transposed: config.receive.fields().transposed_scales,
         });
         let layout = Layout {
             format: config.format,

@@ -31,15 +31,16 @@ pub struct RowLayout {
 impl RowLayout {
     /// Layout of outputs for so many rows.
     pub const fn of(config: &Config, rows: usize) -> Self {
+        let fields = config.receive.fields();
         Self {
-            receive: config.receive,
+            receive: fields.layout,
             format: config.format,
             hidden: config.hidden,
             top_k: config.top_k,
             max_tokens: config.max_tokens_per_rank,
             rows,
-            transposed_scales: config.transposed_scales,
-            clear_absent: config.clear_absent,
+            transposed_scales: fields.transposed_scales,
+            clear_absent: fields.clear_absent,
         }
     }
 

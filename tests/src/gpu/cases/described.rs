@@ -1,8 +1,9 @@
 //! Cases of aligned experts, of padded blocks, and of tables of their rows.
 
-use ferry::ReceiveLayout;
+use anyhow::Result;
 use ferry::ScaleLayout::{RowMajor, Tiled};
 use ferry::TokenFormat::{Bf16, BlockwiseFp8, Mxfp4, Mxfp8, Nvfp4, Nvfp4RowScaled};
+use ferry::{Receive, ReceiveFields, ReceiveLayout};
 use ferry_reference::workload::Routing::{Duplicates, Uniform};
 
 use super::Tokens::{Each, First};
@@ -107,4 +108,16 @@ pub(super) fn aligned_cases() -> impl Iterator<Item = Case> {
             ..case.clone()
         })
     })
+}
+
+/// A case's layout with what goes with its calls: rows that stay as they came are cleared where calls are
+/// split, and have weights where they are not.
+pub(super) fn with_calls(receive: Receive, split: bool) -> Result<Receive> {
+    let layout = receive.layout();
+    let fields = ReceiveFields {
+        clear_absent: layout == ReceiveLayout::Strided && split,
+        combine_weights: layout.keeps_rows() && !split,
+        ..receive.fields()
+    };
+    Ok(fields.try_into()?)
 }
