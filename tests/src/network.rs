@@ -166,7 +166,7 @@ struct Launch {
 }
 
 /// Takes `name VALUE` and `name=VALUE` out of arguments; returns the last value.
-fn take(arguments: &mut Vec<OsString>, name: &str) -> Option<OsString> {
+pub(crate) fn take(arguments: &mut Vec<OsString>, name: &str) -> Option<OsString> {
     let mut value = None;
     let with_value = format!("{name}=");
     let mut rest = std::mem::take(arguments).into_iter();

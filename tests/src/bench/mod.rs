@@ -6,6 +6,7 @@
 //! asked for a whole layer with its experts (`layer`). All of it is timed in one way (`rig`), in
 //! one process with a thread a GPU or in a process a GPU (`processes`).
 
+pub mod against;
 pub mod meeting;
 pub mod options;
 pub mod predict;
@@ -43,16 +44,25 @@ pub use options::BenchArgs;
 ///
 /// # Errors
 /// No GPUs, a wrong result, or what the library reports.
-#[cfg(feature = "cuda")]
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    match &args.against {
+        Some(other) => {
+            anyhow::ensure!(
+                args.group == options::GroupChoice::Local,
+                "--against: one process starts all runs, of ranks of one process each (--group local)"
+            );
+            against::run(other, args.turns, args.json.as_deref())
+        }
+        None => measure(args),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn measure(args: &BenchArgs) -> anyhow::Result<()> {
     run::run(&args.clone().resolved())
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Always: there is no GPU.
 #[cfg(not(feature = "cuda"))]
-pub fn run(_args: &BenchArgs) -> anyhow::Result<()> {
+fn measure(_args: &BenchArgs) -> anyhow::Result<()> {
     anyhow::bail!("the benchmark needs GPUs, and this program was built without the feature `cuda`")
 }

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use ferry::{CombineMode, Config, Receive, ReceiveFields, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 
+use super::against;
 use crate::group::GroupArgs;
 use crate::kernel_files::KernelFiles;
 use ferry_rig::formats::given::{Given, Strides};
@@ -214,6 +215,13 @@ pub struct BenchArgs {
     /// File for JSON lines
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Run another ferry-tests with the same arguments in turns with this one, and tell differences from
+    /// noise: a path, with arguments of its own behind it, such as "./ferry-tests --kernels OLD.ptx"
+    #[arg(long, value_name = "PROGRAM")]
+    pub against: Option<String>,
+    /// Turns of each of the two programs
+    #[arg(long, value_name = "N", default_value_t = against::TURNS, requires = "against")]
+    pub turns: usize,
     /// NCCL library [default: search the loader's paths and python3's packages]
     #[arg(long, value_name = "LIBRARY")]
     pub nccl: Option<PathBuf>,
