@@ -157,7 +157,7 @@ pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use call::scales::ScaleTensor;
 pub use call::silu::FusedSilu;
 pub use call::tensors::{DispatchTensors, TensorLayout};
-pub use call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+pub use call::{Call, CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};
 pub use communicator::counts::ReceivedCounts;

@@ -285,6 +285,7 @@ fn status_of(error: &Error) -> ferry_status {
             LocalRanksError::Refused { source, .. } => status_of(source),
             LocalRanksError::NotClosed { .. } => FERRY_WRONG_ORDER,
             LocalRanksError::Count { .. }
+            | LocalRanksError::OtherCall { .. }
             | LocalRanksError::NoRanks
             | LocalRanksError::OtherCommunicator { .. }
             | LocalRanksError::Missing { .. } => FERRY_INVALID_ARGUMENT,

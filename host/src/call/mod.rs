@@ -19,6 +19,58 @@ use crate::error::TensorError;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 
+/// A call of a round with its inputs and outputs, by value, so that it can be kept and made again.
+/// [`Communicator::enqueue`](crate::Communicator::enqueue) makes it on one rank,
+/// [`Communicator::together`](crate::Communicator::together) on all ranks of a process. The functions of
+/// [`Communicator`](crate::Communicator) with these names say what each does.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "tensors are kept by value: no call allocates"
+)]
+pub enum Call {
+    /// [`dispatch`](crate::Communicator::dispatch).
+    Dispatch(DispatchInput, DispatchOutput),
+    /// [`dispatch_async`](crate::Communicator::dispatch_async).
+    DispatchAsync(DispatchInput),
+    /// [`dispatch_counts`](crate::Communicator::dispatch_counts).
+    DispatchCounts,
+    /// [`dispatch_wait`](crate::Communicator::dispatch_wait).
+    DispatchWait(DispatchOutput),
+    /// [`combine`](crate::Communicator::combine).
+    Combine(CombineInput, CombineOutput),
+    /// [`combine_async`](crate::Communicator::combine_async).
+    CombineAsync(CombineInput, CombineOutput),
+    /// [`combine_wait`](crate::Communicator::combine_wait).
+    CombineWait,
+    /// [`give_up`](crate::Communicator::give_up).
+    GiveUp,
+}
+
+impl Call {
+    /// Name of the function that makes it, as errors say it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Dispatch(..) => "dispatch",
+            Self::DispatchAsync(_) => "dispatch_async",
+            Self::DispatchCounts => "dispatch_counts",
+            Self::DispatchWait(_) => "dispatch_wait",
+            Self::Combine(..) => "combine",
+            Self::CombineAsync(..) => "combine_async",
+            Self::CombineWait => "combine_wait",
+            Self::GiveUp => "give_up",
+        }
+    }
+
+    /// Whether it begins a split call, or asks for the counts of one: calls of which `skip_a2a` has none.
+    pub(crate) const fn is_split(&self) -> bool {
+        matches!(
+            self,
+            Self::DispatchAsync(_) | Self::DispatchCounts | Self::CombineAsync(..)
+        )
+    }
+}
+
 /// A rank's inputs of a dispatch. `tokens` is 0 to `max_tokens_per_rank` and may differ between ranks and
 /// rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

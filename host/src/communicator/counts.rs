@@ -3,13 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use bytemuck::cast_slice;
-use ferry_layout::{DispatchCountsArgs, HostCounts, Kernel, ReceiveLayout, scale_placement};
+use ferry_layout::{DispatchCountsArgs, HostCounts, ReceiveLayout, scale_placement};
 
 use super::Communicator;
-use super::launch::Prepared;
 use super::open::Open;
+use crate::call::Call;
 use crate::call::dispatch::Sent;
-use crate::device::Args;
 use crate::error::Error;
 use crate::plan::capacity::Capacity;
 use crate::tensor::handles::Stream;
@@ -41,8 +40,7 @@ impl Communicator {
     /// [`skip_a2a`](crate::Config::skip_a2a); [`Error::CountsInGraph`] if `stream` is being captured;
     /// [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's own. Nothing is enqueued then.
     pub fn dispatch_counts(&mut self, stream: Stream) -> Result<(), Error> {
-        let call = self.prepare_dispatch_counts(stream)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::DispatchCounts)
     }
 
     /// Returns the counts that [`dispatch_counts`](Self::dispatch_counts) was enqueued for last; `None` until
@@ -146,24 +144,23 @@ impl Communicator {
         }
     }
 
-    /// Makes all checks of [`dispatch_counts`](Self::dispatch_counts).
-    pub(crate) fn prepare_dispatch_counts(&self, stream: Stream) -> Result<Prepared, Error> {
-        self.require_split("dispatch_counts")?;
-        let Open::Sent(sent, _) = self.open else {
-            return Err(self.wrong_order("dispatch_counts"));
-        };
+    /// Arguments of a launch that tells of the counts of what was sent, and its ticket.
+    pub(super) fn ask_for_counts(
+        &self,
+        stream: Stream,
+        sent: Sent,
+    ) -> Result<(DispatchCountsArgs, u64), Error> {
         if self.device().capture(stream).is_some() {
             return Err(Error::CountsInGraph);
         }
         let ticket = 1 + self.tickets.fetch_add(1, Ordering::Relaxed);
         let with = sent.args(&self.common, &self.plan);
-        let args = Args::Counts(DispatchCountsArgs {
+        let args = DispatchCountsArgs {
             ticket,
             keeps_rows: self.plan.config().receive.keeps_rows().into(),
             tokens_on_device: sent.is_counted().into(),
             common: with.args.common,
-        });
-        let next = Open::Sent(sent, Some(ticket));
-        self.prepare(stream, Kernel::DispatchCounts, args, next)
+        };
+        Ok((args, ticket))
     }
 }

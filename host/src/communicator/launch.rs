@@ -6,55 +6,35 @@ use super::open::Open;
 use super::{Communicator, Poison};
 use crate::device::sharing::one_stream::{Lane, Reserved};
 use crate::device::{Args, InGraph, Launch};
-use crate::error::{Error, LocalRanksError};
+use crate::error::Error;
 use crate::tensor::handles::Stream;
 
 /// A call whose checks were all made, and which was not launched yet.
 #[must_use]
 pub(crate) struct Prepared {
     launch: Launch,
+    turn: Option<Reserved>,
     /// The round after the launch.
     next: Open,
-}
-
-impl Prepared {
-    /// Enqueues the kernels of one call of several ranks, one after another. If the first cannot be
-    /// enqueued, none is, and all ranks stay as they are; if a later one cannot, all are poisoned.
-    pub(crate) fn launch_all(
-        ranks: &mut [Communicator],
-        calls: Vec<Self>,
-    ) -> Result<(), LocalRanksError> {
-        let mut turns = Vec::new();
-        for (rank, call) in ranks.iter().zip(&calls) {
-            turns.push(rank.reserve(&call.launch).map_err(|refused| {
-                let (rank, source) = (rank.rank(), Box::new(refused));
-                LocalRanksError::Refused { rank, source }
-            })?);
-        }
-        for (at, (call, turn)) in calls.iter().zip(turns).enumerate() {
-            let Err(error) = ranks[at].enqueue(&call.launch, turn) else {
-                ranks[at].open = call.next;
-                continue;
-            };
-            let (rank, source) = (ranks[at].rank(), Box::new(error));
-            if at == 0 {
-                return Err(LocalRanksError::Refused { rank, source });
-            }
-            for each in ranks {
-                each.poison(Poison::Launch(rank));
-            }
-            return Err(LocalRanksError::NotLaunched { rank, source });
-        }
-        Ok(())
-    }
 }
 
 impl Communicator {
     /// Enqueues the kernel of a call of this rank.
     pub(crate) fn launch(&mut self, call: Prepared) -> Result<(), Error> {
-        let turn = self.reserve(&call.launch)?;
-        self.enqueue(&call.launch, turn)?;
-        self.open = call.next;
+        let Prepared { launch, turn, next } = call;
+        self.streams.enter(launch.stream);
+        // SAFETY: the tensors have memory for every element (checked when `args` was made of
+        // them, with lifetimes promised to `DevicePtr::new`); everything else that it names is this
+        // communicator's, allocated in the plan's sizes and kept until it is closed; and its device
+        // returned the kernels for the plan's shape and for options of the plan's kind.
+        let in_graph = unsafe { self.device().launch_held(&launch, &self.member) }?;
+        self.streams.launched(in_graph);
+        let progress = &self.windows.progress;
+        progress.enqueued(self.rank(), launch.kernel, in_graph);
+        if let Some(turn) = turn {
+            turn.launched(in_graph == InGraph::Held);
+        }
+        self.open = next;
         Ok(())
     }
 
@@ -68,32 +48,15 @@ impl Communicator {
         Ok(Some(turn.reserve(launch.kernel, lane)?))
     }
 
-    fn enqueue(&mut self, launch: &Launch, turn: Option<Reserved>) -> Result<(), Error> {
-        self.streams.enter(launch.stream);
-        // SAFETY: the tensors have memory for every element (checked when `args` was made of
-        // them, with lifetimes promised to `DevicePtr::new`); everything else that it names is this
-        // communicator's, allocated in the plan's sizes and kept until it is closed; and its device
-        // returned the kernels for the plan's shape and for options of the plan's kind.
-        let in_graph = unsafe { self.device().launch_held(launch, &self.member) }?;
-        self.streams.launched(in_graph);
-        let progress = &self.windows.progress;
-        progress.enqueued(self.rank(), launch.kernel, in_graph);
-        if let Some(turn) = turn {
-            turn.launched(in_graph == InGraph::Held);
-        }
-        Ok(())
-    }
-
-    /// Makes all checks of a launch: that the communicator has not given up, that the kernels are loaded,
-    /// that there is room for them.
-    pub(crate) fn prepare(
+    /// Makes all checks of a launch: that no kernel has given up, that the kernels are loaded, that there is
+    /// room for them and that it is their turn.
+    pub(super) fn prepare_launch(
         &self,
         stream: Stream,
         kernel: Kernel,
         args: Args,
         next: Open,
     ) -> Result<Prepared, Error> {
-        self.require_alive()?;
         if let Some((fault, _)) = self.fault()?
             && !fault.kind.is_input()
         {
@@ -123,7 +86,8 @@ impl Communicator {
             max_sms,
             stream,
         };
-        Ok(Prepared { launch, next })
+        let turn = self.reserve(&launch)?;
+        Ok(Prepared { launch, turn, next })
     }
 
     /// Bytes of the user's epilogue in combines, rounded up to 8; `None` for Ferry's steps, which the kernels

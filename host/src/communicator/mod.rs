@@ -1,11 +1,11 @@
 //! A rank of a communicator.
 
-pub(crate) mod all;
 pub(crate) mod memory;
 pub(crate) mod open;
 pub(crate) mod pointers;
 pub(crate) mod progress;
 pub(crate) mod round;
+pub(crate) mod together;
 
 use std::any::Any;
 use std::sync::atomic::AtomicU64;

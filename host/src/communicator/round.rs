@@ -5,7 +5,7 @@ use ferry_layout::{DispatchOptions, DispatchWith, GiveUpArgs, Kernel, ReceiveLay
 
 use crate::call::combine::Returned;
 use crate::call::dispatch::Received;
-use crate::call::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+use crate::call::{Call, CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 use crate::communicator::Communicator;
 use crate::communicator::launch::Prepared;
 use crate::communicator::open::Open;
@@ -40,8 +40,7 @@ impl Communicator {
         input: &DispatchInput,
         output: &DispatchOutput,
     ) -> Result<(), Error> {
-        let call = self.prepare_dispatch(stream, input, output)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::Dispatch(*input, *output))
     }
 
     /// The first half of [`dispatch`](Self::dispatch): sends; [`dispatch_wait`](Self::dispatch_wait) comes
@@ -55,8 +54,7 @@ impl Communicator {
     /// Those of [`dispatch`](Self::dispatch) about inputs; [`Error::SplitWithoutTravel`] with
     /// [`skip_a2a`](crate::Config::skip_a2a).
     pub fn dispatch_async(&mut self, stream: Stream, input: &DispatchInput) -> Result<(), Error> {
-        let call = self.prepare_dispatch_async(stream, input)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::DispatchAsync(*input))
     }
 
     /// The second half of [`dispatch`](Self::dispatch): receives the tokens for this rank's experts;
@@ -70,8 +68,7 @@ impl Communicator {
     /// [`Error::Capacity`], [`Error::Tensor`], [`Error::TensorsOverlap`], [`Error::GreenContext`],
     /// [`Error::Poisoned`], or the launch's own. Nothing is enqueued then, and it can be called again.
     pub fn dispatch_wait(&mut self, stream: Stream, output: &DispatchOutput) -> Result<(), Error> {
-        let call = self.prepare_dispatch_wait(stream, output)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::DispatchWait(*output))
     }
 
     /// Sends the experts' outputs back to their tokens' ranks and sums those of this rank's
@@ -92,8 +89,7 @@ impl Communicator {
         input: &CombineInput,
         output: &CombineOutput,
     ) -> Result<(), Error> {
-        let call = self.prepare_combine(stream, input, output)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::Combine(*input, *output))
     }
 
     /// The first half of [`combine`](Self::combine): sends, and waits for no peer;
@@ -109,8 +105,7 @@ impl Communicator {
         input: &CombineInput,
         output: &CombineOutput,
     ) -> Result<(), Error> {
-        let call = self.prepare_combine_async(stream, input, output)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::CombineAsync(*input, *output))
     }
 
     /// The second half of [`combine`](Self::combine): receives and sums the rows of this rank's tokens, into
@@ -121,8 +116,7 @@ impl Communicator {
     /// [`Error::WrongOrder`] if no `combine_async` waits for this; [`Error::GreenContext`],
     /// [`Error::Poisoned`], or the launch's own. Nothing is enqueued then, and it can be called again.
     pub fn combine_wait(&mut self, stream: Stream) -> Result<(), Error> {
-        let call = self.prepare_combine_wait(stream)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::CombineWait)
     }
 
     /// Ends the round without a combine, in one kernel: the next dispatch may follow. No row returns, and no
@@ -164,127 +158,93 @@ impl Communicator {
     /// not waited for; [`Error::GreenContext`], [`Error::SharedGpu`]; [`Error::Poisoned`]; or the launch's
     /// own. Nothing is enqueued then, and it can be called again.
     pub fn give_up(&mut self, stream: Stream) -> Result<(), Error> {
-        let call = self.prepare_give_up(stream)?;
-        self.launch(call)
+        self.enqueue(stream, &Call::GiveUp)
     }
 
-    /// Makes all checks of [`dispatch`](Self::dispatch).
-    pub(crate) fn prepare_dispatch(
-        &self,
-        stream: Stream,
-        input: &DispatchInput,
-        output: &DispatchOutput,
-    ) -> Result<Prepared, Error> {
-        self.require_round("dispatch", Round::Idle)?;
-        let args = input.args(&self.common, &self.plan)?;
-        let (kernel, args) = if self.plan.config().skip_a2a {
-            (Kernel::LocalDispatch, self.local(args))
-        } else {
-            (Kernel::Dispatch, args)
-        };
-        let args = output.add_to(args, &self.plan)?;
-        output.require_apart(input)?;
-        let received = Received::of(&input.sent(&args), output);
-        self.prepare(
-            stream,
-            kernel,
-            Args::Dispatch(args),
-            Open::Received(received),
-        )
+    /// Enqueues a call of a round, as the function of its name does: [`dispatch`](Self::dispatch) for
+    /// [`Call::Dispatch`], and so on. Enqueues only. Collective as that function is.
+    ///
+    /// # Errors
+    /// Those of that function. Nothing is enqueued then.
+    pub fn enqueue(&mut self, stream: Stream, call: &Call) -> Result<(), Error> {
+        let prepared = self.prepare(stream, call)?;
+        self.launch(prepared)
     }
 
-    /// Makes all checks of [`dispatch_async`](Self::dispatch_async).
-    pub(crate) fn prepare_dispatch_async(
-        &self,
-        stream: Stream,
-        input: &DispatchInput,
-    ) -> Result<Prepared, Error> {
-        self.require_split("dispatch_async")?;
-        self.require_round("dispatch_async", Round::Idle)?;
-        let args = input.args(&self.common, &self.plan)?;
-        let sent = Open::Sent(input.sent(&args), None);
-        self.prepare(stream, Kernel::DispatchAsync, Args::Dispatch(args), sent)
+    /// Makes all checks of a call.
+    pub(crate) fn prepare(&self, stream: Stream, call: &Call) -> Result<Prepared, Error> {
+        self.require_alive()?;
+        let (plan, common, skips_a2a) = (&self.plan, &self.common, self.plan.config().skip_a2a);
+        if call.is_split() && skips_a2a {
+            return Err(Error::SplitWithoutTravel { call: call.name() });
+        }
+        let combine = |input: &CombineInput, output: &CombineOutput, received| {
+            input.args(output, common, plan, received, self.epilogue_bytes())
+        };
+        let (kernel, args, next) = match (call, &self.open) {
+            (Call::Dispatch(input, output), Open::Idle) => {
+                let mut args = input.args(common, plan)?;
+                if skips_a2a {
+                    args = self.local(args);
+                }
+                let args = output.add_to(args, plan)?;
+                output.require_apart(input)?;
+                let next = Open::Received(Received::of(&input.sent(&args), output));
+                (Kernel::Dispatch, Args::Dispatch(args), next)
+            }
+            (Call::DispatchAsync(input), Open::Idle) => {
+                let args = input.args(common, plan)?;
+                let next = Open::Sent(input.sent(&args), None);
+                (Kernel::DispatchAsync, Args::Dispatch(args), next)
+            }
+            (Call::DispatchCounts, &Open::Sent(sent, _)) => {
+                let (args, ticket) = self.ask_for_counts(stream, sent)?;
+                let next = Open::Sent(sent, Some(ticket));
+                (Kernel::DispatchCounts, Args::Counts(args), next)
+            }
+            (Call::DispatchWait(output), Open::Sent(sent, _)) => {
+                let args = output.add_to(sent.args(common, plan), plan)?;
+                output.require_apart_from_sent(sent, plan)?;
+                let next = Open::Received(Received::of(sent, output));
+                (Kernel::DispatchWait, Args::Dispatch(args), next)
+            }
+            (Call::Combine(input, output), &Open::Received(received)) => {
+                let mut args = combine(input, output, received)?;
+                if skips_a2a {
+                    args.options.shared_index = self.rank().0;
+                }
+                (Kernel::Combine, Args::Combine(args), Open::Idle)
+            }
+            (&Call::CombineAsync(input, output), &Open::Received(received)) => {
+                let args = Args::Combine(combine(&input, &output, received)?);
+                let returned = Returned {
+                    received,
+                    input,
+                    output,
+                };
+                (Kernel::CombineAsync, args, Open::Returned(returned))
+            }
+            (Call::CombineWait, Open::Returned(sent)) => {
+                let args = combine(&sent.input, &sent.output, sent.received)?;
+                (Kernel::CombineWait, Args::Combine(args), Open::Idle)
+            }
+            (Call::GiveUp, Open::Received(_)) => {
+                let args = Args::GiveUp(self.give_up_args());
+                (Kernel::GiveUp, args, Open::Idle)
+            }
+            _ => return Err(self.wrong_order(call.name())),
+        };
+        let kernel = match kernel {
+            Kernel::Dispatch if skips_a2a => Kernel::LocalDispatch,
+            Kernel::Combine if skips_a2a => Kernel::LocalCombine,
+            kernel => kernel,
+        };
+        self.prepare_launch(stream, kernel, args, next)
     }
 
-    /// Makes all checks of [`dispatch_wait`](Self::dispatch_wait).
-    pub(crate) fn prepare_dispatch_wait(
-        &self,
-        stream: Stream,
-        output: &DispatchOutput,
-    ) -> Result<Prepared, Error> {
-        let Open::Sent(sent, _) = &self.open else {
-            return Err(self.wrong_order("dispatch_wait"));
-        };
-        let args = output.add_to(sent.args(&self.common, &self.plan), &self.plan)?;
-        output.require_apart_from_sent(sent, &self.plan)?;
-        let received = Received::of(sent, output);
-        let args = Args::Dispatch(args);
-        self.prepare(stream, Kernel::DispatchWait, args, Open::Received(received))
-    }
-
-    /// Makes all checks of [`combine`](Self::combine).
-    pub(crate) fn prepare_combine(
-        &self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<Prepared, Error> {
-        let Open::Received(received) = self.open else {
-            return Err(self.wrong_order("combine"));
-        };
-        let taken = self.epilogue_bytes();
-        let mut args = input.args(output, &self.common, &self.plan, received, taken)?;
-        let kernel = if self.plan.config().skip_a2a {
-            args.options.shared_index = self.rank().0;
-            Kernel::LocalCombine
-        } else {
-            Kernel::Combine
-        };
-        self.prepare(stream, kernel, Args::Combine(args), Open::Idle)
-    }
-
-    /// Makes all checks of [`combine_async`](Self::combine_async).
-    pub(crate) fn prepare_combine_async(
-        &self,
-        stream: Stream,
-        input: &CombineInput,
-        output: &CombineOutput,
-    ) -> Result<Prepared, Error> {
-        self.require_split("combine_async")?;
-        let Open::Received(received) = self.open else {
-            return Err(self.wrong_order("combine_async"));
-        };
-        let taken = self.epilogue_bytes();
-        let args = input.args(output, &self.common, &self.plan, received, taken)?;
-        let returned = Returned {
-            received,
-            input: *input,
-            output: *output,
-        };
-        let args = Args::Combine(args);
-        self.prepare(stream, Kernel::CombineAsync, args, Open::Returned(returned))
-    }
-
-    /// Makes all checks of [`combine_wait`](Self::combine_wait).
-    pub(crate) fn prepare_combine_wait(&self, stream: Stream) -> Result<Prepared, Error> {
-        let Open::Returned(Returned {
-            received,
-            input,
-            output,
-        }) = &self.open
-        else {
-            return Err(self.wrong_order("combine_wait"));
-        };
-        let taken = self.epilogue_bytes();
-        let args = input.args(output, &self.common, &self.plan, *received, taken)?;
-        self.prepare(stream, Kernel::CombineWait, Args::Combine(args), Open::Idle)
-    }
-
-    /// Makes all checks of [`give_up`](Self::give_up).
-    pub(crate) fn prepare_give_up(&self, stream: Stream) -> Result<Prepared, Error> {
-        self.require_round("give_up", Round::Dispatched)?;
+    fn give_up_args(&self) -> GiveUpArgs {
         let config = self.plan.config();
-        let args = Args::GiveUp(GiveUpArgs {
+        GiveUpArgs {
             layout: match config.receive.layout() {
                 ReceiveLayout::Padded => ReceiveLayout::ByExpert.number().into(),
                 layout => layout.number().into(),
@@ -292,33 +252,14 @@ impl Communicator {
             is_local: config.skip_a2a.into(),
             common: self.common,
             ..GiveUpArgs::zeroed()
-        });
-        self.prepare(stream, Kernel::GiveUp, args, Open::Idle)
-    }
-
-    /// Checks that the communicator has not given up and that its round is in state `wanted`.
-    fn require_round(&self, call: &'static str, wanted: Round) -> Result<(), Error> {
-        self.require_alive()?;
-        if self.round() == wanted {
-            return Ok(());
         }
-        Err(self.wrong_order(call))
     }
 
-    /// The error of a call that does not come next; after the communicator gave up, the reason.
-    pub(super) fn wrong_order(&self, call: &'static str) -> Error {
+    /// The error of a call that does not come next.
+    pub(super) const fn wrong_order(&self, call: &'static str) -> Error {
         let open = self.round();
         let rank = self.rank();
-        let wrong = Error::WrongOrder { call, rank, open };
-        self.require_alive().err().unwrap_or(wrong)
-    }
-
-    /// Refuses split calls with `skip_a2a`.
-    pub(super) const fn require_split(&self, call: &'static str) -> Result<(), Error> {
-        if self.plan.config().skip_a2a {
-            return Err(Error::SplitWithoutTravel { call });
-        }
-        Ok(())
+        Error::WrongOrder { call, rank, open }
     }
 
     /// Arguments of a dispatch with `skip_a2a`.

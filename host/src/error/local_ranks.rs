@@ -4,8 +4,8 @@ use ferry_layout::Rank;
 
 use crate::error::Error;
 
-/// Error of a call for all ranks of a process, such as
-/// [`Communicator::dispatch_all`](crate::Communicator::dispatch_all).
+/// Error of a call for all ranks of a process, [`Communicator::together`](crate::Communicator::together) or
+/// [`Communicator::close_all`](crate::Communicator::close_all).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalRanksError {
@@ -15,12 +15,26 @@ pub enum LocalRanksError {
         local.len()
     )]
     Count {
-        /// The argument: "streams", "inputs", "outputs".
+        /// The argument: "streams", "calls".
         argument: &'static str,
         /// Number of its values.
         given: usize,
         /// The ranks of the call.
         local: Vec<u32>,
+    },
+    /// Calls of two kinds. Nothing was launched.
+    #[error(
+        "the call of rank {} is {other}, and that of the first rank is {first}; all ranks make one kind of \
+         call together",
+        rank.0
+    )]
+    OtherCall {
+        /// Call of the first rank, such as "dispatch".
+        first: &'static str,
+        /// The first call of another kind.
+        other: &'static str,
+        /// Its rank.
+        rank: Rank,
     },
     /// A check of a rank failed, or the first launch. Nothing was launched, on any rank.
     #[error("rank {}: {source}; nothing was launched on any rank", rank.0)]

@@ -24,28 +24,52 @@ fn all_local() -> Arc<Notes> {
     })
 }
 
-/// Arguments of every call of a pair.
+/// Streams of a pair, and every call of a round, the same for both.
 struct Given {
     streams: [Stream; 2],
-    inputs: [DispatchInput; 2],
-    outputs: [DispatchOutput; 2],
-    rows: [CombineInput; 2],
-    combined: [CombineOutput; 2],
+    dispatch: Call,
+    dispatch_async: Call,
+    dispatch_wait: Call,
+    combine: Call,
+    combine_async: Call,
+    input: DispatchInput,
+    output: DispatchOutput,
+}
+
+impl Given {
+    /// Makes a call on both.
+    fn both(&self, ranks: &mut [Communicator], call: Call) -> Result<(), Error> {
+        self.each(ranks, [call; 2])
+    }
+
+    fn each(&self, ranks: &mut [Communicator], calls: [Call; 2]) -> Result<(), Error> {
+        Communicator::together(ranks, &self.streams, &calls)
+    }
 }
 
 fn given(ranks: &[Communicator]) -> Given {
     let (input, output) = empty_tensors(&ranks[0]);
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
-    let streams = [9, 10].map(|handle| unsafe { Stream::new(handle) });
+    let rows = CombineInput::new(output.tokens.unwrap());
     Given {
-        streams,
-        inputs: [input; 2],
-        outputs: [output; 2],
-        rows: [CombineInput::new(output.tokens.unwrap()); 2],
-        combined: [combined; 2],
+        // SAFETY: `Stream::new` is about a device's streams, and the noted fabric has none.
+        streams: [9, 10].map(|handle| unsafe { Stream::new(handle) }),
+        dispatch: Call::Dispatch(input, output),
+        dispatch_async: Call::DispatchAsync(input),
+        dispatch_wait: Call::DispatchWait(output),
+        combine: Call::Combine(rows, combined),
+        combine_async: Call::CombineAsync(rows, combined),
+        input,
+        output,
     }
+}
+
+/// Inputs of a dispatch with more tokens than the plan has.
+fn too_many(input: DispatchInput) -> DispatchInput {
+    let mut wrong = input;
+    wrong.x.dims[0] = 5;
+    wrong
 }
 
 fn close(ranks: Vec<Communicator>) {
@@ -73,15 +97,19 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
-    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
-    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
-    Communicator::dispatch_counts_all(&mut ranks, &g.streams).unwrap();
-    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
-    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
-    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
-    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
-    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
+    for call in [
+        g.dispatch,
+        g.combine,
+        g.dispatch_async,
+        Call::DispatchCounts,
+        g.dispatch_wait,
+        g.combine_async,
+        Call::CombineWait,
+        g.dispatch,
+        Call::GiveUp,
+    ] {
+        g.both(&mut ranks, call).unwrap();
+    }
     let kernels = [
         "dispatch",
         "combine",
@@ -104,59 +132,43 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    let says = |result: Result<(), Error>, wanted: (&str, usize)| match result {
-        Err(Error::LocalRanks(LocalRanksError::Count {
-            argument,
-            given,
-            local,
-        })) => assert_eq!(((argument, given), local), (wanted, vec![0, 1])),
-        other => panic!("{other:?}; wanted {wanted:?}"),
+    let (one, three) = ([g.streams[0]; 1], [g.dispatch; 3]);
+    let mut says = |streams: &[Stream], calls: &[Call], wanted: &str| {
+        let refused = Communicator::together(&mut ranks, streams, calls).unwrap_err();
+        let rule = "were given, but the call is for 2 ranks, [0, 1], and takes one for each";
+        assert_eq!(refused.to_string(), format!("{wanted} {rule}"));
+        assert!(
+            matches!(refused, Error::LocalRanks(LocalRanksError::Count { .. })),
+            "{refused:?}"
+        );
     };
-    let three = [g.inputs[0]; 3];
-    says(
-        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs),
-        ("inputs", 3),
-    );
-    says(
-        Communicator::dispatch_all(&mut ranks, &g.streams[..1], &g.inputs, &g.outputs),
-        ("streams", 1),
-    );
-    says(
-        Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &[]),
-        ("outputs", 0),
-    );
-    says(
-        Communicator::dispatch_async_all(&mut ranks, &g.streams, &three),
-        ("inputs", 3),
-    );
-    Communicator::dispatch_async_all(&mut ranks, &g.streams, &g.inputs).unwrap();
-    says(
-        Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs[1..]),
-        ("outputs", 1),
-    );
-    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
-    says(
-        Communicator::combine_all(&mut ranks, &g.streams, &g.rows[..1], &g.combined),
-        ("inputs", 1),
-    );
-    Communicator::combine_async_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
-    says(
-        Communicator::combine_wait_all(&mut ranks, &[g.streams[0]; 4]),
-        ("streams", 4),
-    );
-    Communicator::combine_wait_all(&mut ranks, &g.streams).unwrap();
-    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
-    says(
-        Communicator::give_up_all(&mut ranks, &g.streams[..1]),
-        ("streams", 1),
-    );
-    Communicator::give_up_all(&mut ranks, &g.streams).unwrap();
-    let refused =
-        Communicator::dispatch_all(&mut ranks, &g.streams, &three, &g.outputs).unwrap_err();
+    says(&one, &three[..2], "1 streams");
+    says(&[g.streams[0]; 4], &three[..2], "4 streams");
+    says(&g.streams, &three, "3 calls");
+    says(&g.streams, &[], "0 calls");
+    assert_eq!(notes.take(), [""; 0]);
+    close(ranks);
+}
+
+/// Of which one would wait for the other until the deadline.
+#[test]
+fn two_kinds_of_calls_are_refused_together() {
+    let notes = all_local();
+    let mut ranks = noted_pair(&notes);
+    let g = given(&ranks);
+    g.both(&mut ranks, g.dispatch).unwrap();
+    let refused = g.each(&mut ranks, [g.combine, Call::GiveUp]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "3 inputs were given, but the call is for 2 ranks, [0, 1], and takes one for each"
+        "the call of rank 1 is give_up, and that of the first rank is combine; all ranks make one kind of \
+         call together"
     );
+    let Error::LocalRanks(LocalRanksError::OtherCall { first, other, rank }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!((first, other, rank), ("combine", "give_up", Rank(1)));
+    assert_eq!(notes.take(), ["dispatch"; 2]);
+    g.both(&mut ranks, Call::GiveUp).unwrap();
     close(ranks);
 }
 
@@ -176,9 +188,8 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    let mut inputs = g.inputs;
-    inputs[1].x.dims[0] = 5;
-    let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &inputs, &g.outputs);
+    let wrong = too_many(g.input);
+    let refused = g.each(&mut ranks, [g.dispatch, Call::Dispatch(wrong, g.output)]);
     let text = refused.as_ref().unwrap_err().to_string();
     assert!(
         text.starts_with("rank 1: 5 tokens given") && text.ends_with("launched on any rank"),
@@ -189,16 +200,13 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
         matches!(refused, Error::TooManyTokens { given: 5, max: 4 }),
         "{refused}"
     );
-    let refused = of_rank_1(Communicator::dispatch_async_all(
-        &mut ranks, &g.streams, &inputs,
-    ));
+    let sent = [g.dispatch_async, Call::DispatchAsync(wrong)];
+    let refused = of_rank_1(g.each(&mut ranks, sent));
     assert!(matches!(refused, Error::TooManyTokens { .. }), "{refused}");
 
     // A stream without room is found before rank 0 is launched, too.
     *notes.green.lock().unwrap() = vec![(g.streams[1], 3)];
-    let refused = of_rank_1(Communicator::dispatch_all(
-        &mut ranks, &g.streams, &g.inputs, &g.outputs,
-    ));
+    let refused = of_rank_1(g.both(&mut ranks, g.dispatch));
     assert!(
         matches!(
             refused,
@@ -211,26 +219,21 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
     );
     notes.green.lock().unwrap().clear();
 
-    let mut rows = g.rows;
-    rows[1].expert_rows.dims[0] = 7;
-    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    let Call::Combine(mut rows, combined) = g.combine else {
+        panic!("{:?}", g.combine)
+    };
+    rows.expert_rows.dims[0] = 7;
+    g.both(&mut ranks, g.dispatch).unwrap();
     assert_eq!(notes.take(), ["dispatch"; 2]);
-    let refused = of_rank_1(Communicator::combine_all(
-        &mut ranks,
-        &g.streams,
-        &rows,
-        &g.combined,
-    ));
-    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
-    let refused = of_rank_1(Communicator::combine_async_all(
-        &mut ranks,
-        &g.streams,
-        &rows,
-        &g.combined,
-    ));
-    assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    for calls in [
+        [g.combine, Call::Combine(rows, combined)],
+        [g.combine_async, Call::CombineAsync(rows, combined)],
+    ] {
+        let refused = of_rank_1(g.each(&mut ranks, calls));
+        assert!(matches!(refused, Error::Tensor(_)), "{refused}");
+    }
     assert_eq!(notes.take(), [""; 0]);
-    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    g.both(&mut ranks, g.combine).unwrap();
     assert_eq!(notes.take(), ["combine"; 2]);
     assert!(ranks.iter().all(|rank| rank.round() == Round::Idle));
     close(ranks);
@@ -242,11 +245,8 @@ fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
     *notes.graph.lock().unwrap() = Some(Vec::new());
-    let mut inputs = g.inputs;
-    inputs[1].x.dims[0] = 5;
-    of_rank_1(Communicator::dispatch_all(
-        &mut ranks, &g.streams, &inputs, &g.outputs,
-    ));
+    let wrong = Call::Dispatch(too_many(g.input), g.output);
+    of_rank_1(g.each(&mut ranks, [g.dispatch, wrong]));
     assert_eq!(notes.graph.lock().unwrap().as_ref().map(Vec::len), Some(0));
     close(ranks);
 }
@@ -260,9 +260,7 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
     *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
     ranks[1].check().unwrap_err();
     *notes.page.lock().unwrap() = FaultPage::default();
-    let refused = of_rank_1(Communicator::dispatch_all(
-        &mut ranks, &g.streams, &g.inputs, &g.outputs,
-    ));
+    let refused = of_rank_1(g.both(&mut ranks, g.dispatch));
     // No call of rank 1 was enqueued.
     let told = Fault {
         is_culprit_behind: true,
@@ -285,8 +283,7 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
         let mut ranks = noted_pair(&notes);
         let g = given(&ranks);
         *notes.refused_launch.lock().unwrap() = Some(failing);
-        let refused =
-            Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap_err();
+        let refused = g.both(&mut ranks, g.dispatch).unwrap_err();
         let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
             panic!("{refused}")
         };
@@ -303,10 +300,10 @@ fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
         for rank in ranks.iter_mut() {
             assert!(is_poisoned(&rank.check().unwrap_err()));
             assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));
-            let refused = rank.dispatch(STREAM, &g.inputs[0], &g.outputs[0]);
+            let refused = rank.dispatch(STREAM, &g.input, &g.output);
             assert!(is_poisoned(&refused.unwrap_err()));
         }
-        let refused = Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs);
+        let refused = g.both(&mut ranks, g.dispatch);
         assert!(matches!(
             refused,
             Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
@@ -330,25 +327,18 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
         assert!(launched(&notes).is_empty());
     };
     *notes.refused_launch.lock().unwrap() = Some(0);
-    of_rank_0(Communicator::dispatch_all(
-        &mut ranks, &g.streams, &g.inputs, &g.outputs,
-    ));
+    of_rank_0(g.both(&mut ranks, g.dispatch));
     *notes.refused_launch.lock().unwrap() = None;
-    Communicator::dispatch_all(&mut ranks, &g.streams, &g.inputs, &g.outputs).unwrap();
+    g.both(&mut ranks, g.dispatch).unwrap();
     assert_eq!(launched(&notes).len(), 2);
 
     *notes.refused_launch.lock().unwrap() = Some(0);
-    of_rank_0(Communicator::combine_all(
-        &mut ranks,
-        &g.streams,
-        &g.rows,
-        &g.combined,
-    ));
+    of_rank_0(g.both(&mut ranks, g.combine));
     *notes.refused_launch.lock().unwrap() = None;
     ranks
         .iter()
         .for_each(|rank| assert!(rank.check().unwrap().fault().is_none()));
-    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    g.both(&mut ranks, g.combine).unwrap();
     close(ranks);
 }
 
@@ -357,10 +347,8 @@ fn ranks_at_different_points_are_named() {
     let notes = all_local();
     let mut ranks = noted_pair(&notes);
     let g = given(&ranks);
-    ranks[1].dispatch_async(g.streams[1], &g.inputs[1]).unwrap();
-    let refused = of_rank_1(Communicator::dispatch_all(
-        &mut ranks, &g.streams, &g.inputs, &g.outputs,
-    ));
+    ranks[1].dispatch_async(g.streams[1], &g.input).unwrap();
+    let refused = of_rank_1(g.both(&mut ranks, g.dispatch));
     assert!(
         matches!(
             refused,
@@ -372,16 +360,16 @@ fn ranks_at_different_points_are_named() {
         ),
         "{refused}"
     );
-    let refused = Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs);
+    let refused = g.both(&mut ranks, g.dispatch_wait);
     assert_eq!(
         refused.unwrap_err().to_string(),
         "rank 0: dispatch_wait is out of order: no round is open; dispatch or dispatch_async comes next; \
          nothing was launched on any rank"
     );
     assert_eq!(launched(&notes), [("dispatch_async", 1, g.streams[1])]);
-    ranks[0].dispatch_async(g.streams[0], &g.inputs[0]).unwrap();
-    Communicator::dispatch_wait_all(&mut ranks, &g.streams, &g.outputs).unwrap();
-    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    ranks[0].dispatch_async(g.streams[0], &g.input).unwrap();
+    g.both(&mut ranks, g.dispatch_wait).unwrap();
+    g.both(&mut ranks, g.combine).unwrap();
     close(ranks);
 }
 
@@ -396,12 +384,7 @@ fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
     notes.take();
     let dispatch = |ranks: &mut [Communicator]| {
         let count = ranks.len();
-        Communicator::dispatch_all(
-            ranks,
-            &g.streams[..count],
-            &g.inputs[..count],
-            &g.outputs[..count],
-        )
+        Communicator::together(ranks, &g.streams[..count], &[g.dispatch; 2][..count])
     };
     let refused = |ranks: &mut [Communicator]| dispatch(ranks).unwrap_err().to_string();
     assert_eq!(
@@ -426,7 +409,7 @@ fn a_slice_has_all_ranks_of_one_communicator_in_any_order() {
     assert_eq!(notes.take(), [""; 0]);
     ranks.reverse();
     dispatch(&mut ranks).unwrap();
-    Communicator::combine_all(&mut ranks, &g.streams, &g.rows, &g.combined).unwrap();
+    g.both(&mut ranks, g.combine).unwrap();
     assert_eq!(
         launched(&notes),
         [
@@ -460,29 +443,33 @@ fn rounds_of_all_ranks_at_once_carry_tokens_there_and_back() {
         let (mut ranks, tensors) = two_ranks(seed, config);
         let apart = mode == CombineMode::Exact;
         let streams = [STREAM; 2];
-        let inputs: Vec<_> = tensors.iter().map(|t| t.input).collect();
-        let outputs: Vec<_> = tensors.iter().map(|t| t.output).collect();
-        let rows: Vec<_> = tensors.iter().map(|t| t.combine_input(None)).collect();
-        let combined: Vec<_> = tensors.iter().map(|t| t.combine_output(apart)).collect();
+        let together = |ranks: &mut [Communicator], call: &dyn Fn(&Tensors) -> Call| {
+            let calls: Vec<_> = tensors.iter().map(call).collect();
+            Communicator::together(ranks, &streams, &calls).unwrap();
+        };
+        let answers = |t: &Tensors| (t.combine_input(None), t.combine_output(apart));
         for _ in 0..3 {
             if split {
-                Communicator::dispatch_async_all(&mut ranks, &streams, &inputs).unwrap();
-                Communicator::dispatch_wait_all(&mut ranks, &streams, &outputs).unwrap();
+                together(&mut ranks, &|t| Call::DispatchAsync(t.input));
+                together(&mut ranks, &|t| Call::DispatchWait(t.output));
             } else {
-                Communicator::dispatch_all(&mut ranks, &streams, &inputs, &outputs).unwrap();
+                together(&mut ranks, &|t| Call::Dispatch(t.input, t.output));
             }
-            let each = |of: &dyn Fn(&Tensors, &Communicator)| {
-                for (t, rank) in tensors.iter().zip(&ranks) {
-                    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
-                    of(t, rank);
-                }
-            };
-            each(&|t, rank| t.answer(rank));
+            for (t, rank) in tensors.iter().zip(&ranks) {
+                assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
+                t.answer(rank);
+            }
             if split {
-                Communicator::combine_async_all(&mut ranks, &streams, &rows, &combined).unwrap();
-                Communicator::combine_wait_all(&mut ranks, &streams).unwrap();
+                together(&mut ranks, &|t| {
+                    let (input, output) = answers(t);
+                    Call::CombineAsync(input, output)
+                });
+                together(&mut ranks, &|_| Call::CombineWait);
             } else {
-                Communicator::combine_all(&mut ranks, &streams, &rows, &combined).unwrap();
+                together(&mut ranks, &|t| {
+                    let (input, output) = answers(t);
+                    Call::Combine(input, output)
+                });
             }
             for (t, rank) in tensors.iter().zip(&ranks) {
                 assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);

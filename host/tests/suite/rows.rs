@@ -204,11 +204,11 @@ fn sums_begin_with_the_callers_tensors_and_weights_come_back() {
         let mut ranks = ranks(config, 4);
         let mut all: Vec<_> = ranks.iter().map(|rank| Memory::new(rank, false)).collect();
         let streams = [STREAM; 2];
-        let inputs: Vec<_> = all.iter().map(|t| t.input).collect();
-        let outputs: Vec<_> = all.iter().map(|t| *t.rows.output()).collect();
-        Communicator::dispatch_all(&mut ranks, &streams, &inputs, &outputs).unwrap();
+        let dispatch = |t: &Memory| Call::Dispatch(t.input, *t.rows.output());
+        let calls: Vec<_> = all.iter().map(dispatch).collect();
+        Communicator::together(&mut ranks, &streams, &calls).unwrap();
         synchronize(&ranks);
-        let (mut answers, mut results) = (Vec::new(), Vec::new());
+        let mut calls = Vec::new();
         for (rank, t) in ranks.iter().zip(&mut all) {
             let tokens = SUMS[rank.rank().0 as usize].len();
             let initial = |value: f32| {
@@ -216,15 +216,15 @@ fn sums_begin_with_the_callers_tensors_and_weights_come_back() {
                 let device = rank.device();
                 Some(device.upload_tensor([tokens, HIDDEN], &values).unwrap())
             };
-            answers.push(CombineInput {
+            let answers = CombineInput {
                 initial: [initial(16.0), initial(-0.5)],
                 received_weights: t.rows.output().weights,
                 ..t.answer(rank)
-            });
-            results.push(t.sums.output(tokens).unwrap());
+            };
+            calls.push(Call::CombineAsync(answers, t.sums.output(tokens).unwrap()));
         }
-        Communicator::combine_async_all(&mut ranks, &streams, &answers, &results).unwrap();
-        Communicator::combine_wait_all(&mut ranks, &streams).unwrap();
+        Communicator::together(&mut ranks, &streams, &calls).unwrap();
+        Communicator::together(&mut ranks, &streams, &[Call::CombineWait; 2]).unwrap();
         synchronize(&ranks);
         for (number, t) in all.iter().enumerate() {
             let given = t.sums.download::<bf16>(SUMS[number].len()).unwrap();

@@ -209,10 +209,11 @@ fn a_call_of_all_ranks_in_one_stream_is_refused_whole_unless_it_is_split() {
     let notes = notes_on("all");
     let mut ranks = join_all(&group_of(&notes), config()).unwrap();
     let (input, output) = empty_tensors(&ranks[0]);
-    let (inputs, outputs) = ([input; 2], [output; 2]);
     let (apart, one) = ([stream(8), stream(9)], [stream(8); 2]);
+    let mut both =
+        |streams: &[Stream], call: Call| Communicator::together(&mut ranks, streams, &[call; 2]);
     notes.take();
-    let refused = Communicator::dispatch_all(&mut ranks, &one, &inputs, &outputs).unwrap_err();
+    let refused = both(&one, Call::Dispatch(input, output)).unwrap_err();
     let Error::LocalRanks(LocalRanksError::Refused { rank, source }) = refused else {
         panic!("{refused}")
     };
@@ -221,16 +222,16 @@ fn a_call_of_all_ranks_in_one_stream_is_refused_whole_unless_it_is_split() {
         (1, [(1, "dispatch"), (0, "dispatch")])
     );
     assert_eq!(notes.take(), [""; 0]);
-    Communicator::dispatch_async_all(&mut ranks, &one, &inputs).unwrap();
-    Communicator::dispatch_wait_all(&mut ranks, &one, &outputs).unwrap();
+    both(&one, Call::DispatchAsync(input)).unwrap();
+    both(&one, Call::DispatchWait(output)).unwrap();
     let combined =
         CombineOutput::Apart(Tensor::contiguous(memory(8192), DataType::Bf16, [2, 1, 8]));
-    let rows = [CombineInput::new(output.tokens.unwrap()); 2];
-    Communicator::combine_async_all(&mut ranks, &one, &rows, &[combined; 2]).unwrap();
-    Communicator::combine_wait_all(&mut ranks, &one).unwrap();
+    let rows = CombineInput::new(output.tokens.unwrap());
+    both(&one, Call::CombineAsync(rows, combined)).unwrap();
+    both(&one, Call::CombineWait).unwrap();
     // Fused calls take a stream each.
-    Communicator::dispatch_all(&mut ranks, &apart, &inputs, &outputs).unwrap();
-    Communicator::combine_all(&mut ranks, &apart, &rows, &[combined; 2]).unwrap();
+    both(&apart, Call::Dispatch(input, output)).unwrap();
+    both(&apart, Call::Combine(rows, combined)).unwrap();
     ranks.into_iter().for_each(|rank| rank.close().unwrap());
 }
 

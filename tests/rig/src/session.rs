@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ferry::{
-    Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault, InputReport,
-    Plan, Receive, ReceivedCounts, Round, Stream, TokenFormat,
+    Call, Capacity, CombineMode, Communicator, Config, DevicePtr, Error, Group, InputFault,
+    InputReport, Plan, Receive, ReceivedCounts, Round, Stream, TokenFormat,
 };
 use ferry_reference::{Problem, bf16, threads};
 
@@ -201,8 +201,7 @@ impl Session {
         if !self.counts || !self.settings.split {
             return Ok(Vec::new());
         }
-        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
-        Communicator::dispatch_counts_all(&mut self.communicators, &streams)?;
+        self.together(Call::DispatchCounts)?;
         let wait = |rank: &Communicator| {
             loop {
                 if let Some(counts) = rank.received()? {
@@ -227,12 +226,18 @@ impl Session {
 
     /// Enqueues the end of a round without a combine on all local ranks.
     pub fn give_up(&mut self) -> Result<(), Error> {
-        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
         if self.all_at_once {
-            return Communicator::give_up_all(&mut self.communicators, &streams);
+            return self.together(Call::GiveUp);
         }
-        let mut ranks = self.communicators.iter_mut().zip(streams);
-        ranks.try_for_each(|(rank, stream)| rank.give_up(stream))
+        let mut ranks = self.communicators.iter_mut().zip(&self.ranks);
+        ranks.try_for_each(|(communicator, rank)| communicator.give_up(rank.stream))
+    }
+
+    /// Makes a call without tensors on all local ranks.
+    fn together(&mut self, call: Call) -> Result<(), Error> {
+        let streams: Vec<_> = self.ranks.iter().map(|rank| rank.stream).collect();
+        let calls = vec![call; streams.len()];
+        Communicator::together(&mut self.communicators, &streams, &calls)
     }
 
     /// Makes each [round](Self::round) in calls of all local ranks from now on, or in one of each.

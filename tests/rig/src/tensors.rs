@@ -1,7 +1,7 @@
 //! The tensors of a rank's round, and the half calls that take them.
 
 use ferry::{
-    Capacity, CombineInput, CombineOutput, Communicator, Config, DataType, Device, DevicePtr,
+    Call, Capacity, CombineInput, CombineOutput, Communicator, Config, DataType, Device, DevicePtr,
     DispatchInput, DispatchOutput, Error, Plan, Stream, Tensor, TokenFormat,
 };
 use ferry_reference::{RankInput, bf16};
@@ -333,19 +333,10 @@ impl Tensors {
         half: usize,
         split: bool,
     ) -> Result<(), Error> {
-        let inputs: Vec<_> = all.iter().map(|t| t.input).collect();
-        let outputs: Vec<_> = all.iter().map(|t| t.output).collect();
-        let rows: Vec<_> = all.iter().map(|t| t.expert_rows).collect();
-        let sums: Vec<_> = all.iter().map(|t| t.combined).collect();
-        match (half, split) {
-            (0, false) => Communicator::dispatch_all(ranks, streams, &inputs, &outputs),
-            (0, true) => Communicator::dispatch_async_all(ranks, streams, &inputs),
-            (1, true) => Communicator::dispatch_wait_all(ranks, streams, &outputs),
-            (2, false) => Communicator::combine_all(ranks, streams, &rows, &sums),
-            (2, true) => Communicator::combine_async_all(ranks, streams, &rows, &sums),
-            (_, true) => Communicator::combine_wait_all(ranks, streams),
-            (_, false) => Ok(()),
-        }
+        let calls: Option<Vec<_>> = all.iter().map(|t| t.call(half, split)).collect();
+        calls.map_or(Ok(()), |calls| {
+            Communicator::together(ranks, streams, &calls)
+        })
     }
 
     /// Enqueues a half call of a round, or nothing if a fused rank has done it already.
@@ -356,15 +347,20 @@ impl Tensors {
         half: usize,
         split: bool,
     ) -> Result<(), Error> {
-        match (half, split) {
-            (0, false) => rank.dispatch(stream, &self.input, &self.output),
-            (0, true) => rank.dispatch_async(stream, &self.input),
-            (1, true) => rank.dispatch_wait(stream, &self.output),
-            (2, false) => rank.combine(stream, &self.expert_rows, &self.combined),
-            (2, true) => rank.combine_async(stream, &self.expert_rows, &self.combined),
-            (_, true) => rank.combine_wait(stream),
-            (_, false) => Ok(()),
-        }
+        let call = self.call(half, split);
+        call.map_or(Ok(()), |call| rank.enqueue(stream, &call))
+    }
+
+    const fn call(&self, half: usize, split: bool) -> Option<Call> {
+        Some(match (half, split) {
+            (0, false) => Call::Dispatch(self.input, self.output),
+            (0, true) => Call::DispatchAsync(self.input),
+            (1, true) => Call::DispatchWait(self.output),
+            (2, false) => Call::Combine(self.expert_rows, self.combined),
+            (2, true) => Call::CombineAsync(self.expert_rows, self.combined),
+            (_, true) => Call::CombineWait,
+            (_, false) => return None,
+        })
     }
 }
 
