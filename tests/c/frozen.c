@@ -50,6 +50,15 @@ FIELD(ferry_view, scales, 112);
 FIELD(ferry_view, row_scales, 216);
 FIELD(ferry_view, row_stride, 320);
 
+SIZE(ferry_call, 48);
+FIELD(ferry_call, size, 0);
+FIELD(ferry_call, kind, 8);
+FIELD(ferry_call, reserved, 12);
+FIELD(ferry_call, dispatch_input, 16);
+FIELD(ferry_call, dispatch_output, 24);
+FIELD(ferry_call, combine_input, 32);
+FIELD(ferry_call, combine_output, 40);
+
 SIZE(ferry_received_counts, 64);
 FIELD(ferry_received_counts, size, 0);
 FIELD(ferry_received_counts, source_counts, 8);

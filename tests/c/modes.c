@@ -228,6 +228,7 @@ typedef struct arguments {
 
 static arguments all_of(const team *of, const mode_round *rounds) {
     arguments all;
+    memset(&all, 0, sizeof all);
     for (size_t i = 0; i < of->count; i++) {
         all.communicators[i] = of->local[i].communicator;
         all.streams[i] = of->local[i].stream;
@@ -239,12 +240,35 @@ static arguments all_of(const team *of, const mode_round *rounds) {
     return all;
 }
 
+// Calls of a kind on all ranks, until the next use.
+static const ferry_call *const *calls_of(const arguments *all, uint32_t kind) {
+    static ferry_call calls[MOST_RANKS];
+    static const ferry_call *each[MOST_RANKS];
+    int sends = kind == FERRY_CALL_DISPATCH || kind == FERRY_CALL_DISPATCH_ASYNC;
+    int receives = kind == FERRY_CALL_DISPATCH || kind == FERRY_CALL_DISPATCH_WAIT;
+    int returns = kind == FERRY_CALL_COMBINE || kind == FERRY_CALL_COMBINE_ASYNC;
+    for (size_t i = 0; i < MOST_RANKS; i++) {
+        calls[i].size = sizeof(ferry_call);
+        calls[i].kind = kind;
+        calls[i].dispatch_input = sends ? all->inputs[i] : NULL;
+        calls[i].dispatch_output = receives ? all->rows[i] : NULL;
+        calls[i].combine_input = returns ? all->experts[i] : NULL;
+        calls[i].combine_output = returns ? all->sums[i] : NULL;
+        each[i] = &calls[i];
+    }
+    return each;
+}
+
+#define TOGETHER(all, kind, count) \
+    ferry_together((all)->communicators, (all)->streams, calls_of((all), (kind)), (count))
+
 static void dispatch(const team *of, const mode *mode, const arguments *all) {
     if (mode->together && mode->split) {
-        OK(ferry_dispatch_all_async(all->communicators, all->streams, all->inputs, of->count));
-        OK(ferry_dispatch_all_wait(all->communicators, all->streams, all->rows, of->count));
+        OK(TOGETHER(all, FERRY_CALL_DISPATCH_ASYNC, of->count));
+        OK(TOGETHER(all, FERRY_CALL_DISPATCH_COUNTS, of->count));
+        OK(TOGETHER(all, FERRY_CALL_DISPATCH_WAIT, of->count));
     } else if (mode->together) {
-        OK(ferry_dispatch_all(all->communicators, all->streams, all->inputs, all->rows, of->count));
+        OK(TOGETHER(all, FERRY_CALL_DISPATCH, of->count));
     }
     if (mode->together) return;
     for (size_t i = 0; i < of->count; i++) {
@@ -261,10 +285,10 @@ static void dispatch(const team *of, const mode *mode, const arguments *all) {
 
 static void combine(const team *of, const mode *mode, const arguments *all) {
     if (mode->together && mode->split) {
-        OK(ferry_combine_all_async(all->communicators, all->streams, all->experts, all->sums, of->count));
-        OK(ferry_combine_all_wait(all->communicators, all->streams, of->count));
+        OK(TOGETHER(all, FERRY_CALL_COMBINE_ASYNC, of->count));
+        OK(TOGETHER(all, FERRY_CALL_COMBINE_WAIT, of->count));
     } else if (mode->together) {
-        OK(ferry_combine_all(all->communicators, all->streams, all->experts, all->sums, of->count));
+        OK(TOGETHER(all, FERRY_CALL_COMBINE, of->count));
     }
     if (mode->together) return;
     for (size_t i = 0; i < of->count; i++) {
@@ -355,43 +379,64 @@ void test_modes(ferry_group *group) {
 // Calls for a set of communicators that is not one of ferry_communicators_new.
 static void refuse_sets(const team *of, arguments all) {
     size_t last = of->count - 1;
-    ferry_communicator *twice[2] = {all.communicators[0], all.communicators[0]};
+    arguments twice = all;
     ferry_config config = small_config();
-    REFUSED(FERRY_INVALID_ARGUMENT, "count is 0",
-            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, 0));
+    twice.communicators[1] = twice.communicators[0];
+    REFUSED(FERRY_INVALID_ARGUMENT, "count is 0", TOGETHER(&all, FERRY_CALL_DISPATCH, 0));
     REFUSED(FERRY_INVALID_ARGUMENT, "communicators[0] is the same",
-            ferry_combine_all_wait(twice, all.streams, 2));
+            TOGETHER(&twice, FERRY_CALL_COMBINE_WAIT, 2));
     if (last == 0) return;
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, last));
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, last));
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_dispatch_all_wait(all.communicators, all.streams, all.rows, last));
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, last));
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_combine_all_async(all.communicators, all.streams, all.experts, all.sums, last));
-    REFUSED(FERRY_INVALID_ARGUMENT, "is missing",
-            ferry_combine_all_wait(all.communicators, all.streams, last));
+    REFUSED(FERRY_INVALID_ARGUMENT, "is missing", TOGETHER(&all, FERRY_CALL_DISPATCH, last));
     team others = make_team(of->group, &config);
     all.communicators[last] = others.local[last].communicator;
     REFUSED(FERRY_INVALID_ARGUMENT, "is of another communicator",
-            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
+            TOGETHER(&all, FERRY_CALL_DISPATCH, of->count));
     close_team(&others);
 }
 
 // Calls for all ranks at a time when no round is open.
 static void refuse_order(const team *of, const arguments *all) {
-    static const char next[] = "out of order: no round is open; ferry_dispatch or";
-    REFUSED(FERRY_WRONG_ORDER, next,
-            ferry_dispatch_all_wait(all->communicators, all->streams, all->rows, of->count));
-    HOLDS(strstr(ferry_last_error(), "nothing was launched on any rank") != NULL);
-    REFUSED(FERRY_WRONG_ORDER, next,
-            ferry_combine_all(all->communicators, all->streams, all->experts, all->sums, of->count));
-    REFUSED(FERRY_WRONG_ORDER, next,
-            ferry_combine_all_async(all->communicators, all->streams, all->experts, all->sums, of->count));
-    REFUSED(FERRY_WRONG_ORDER, next, ferry_combine_all_wait(all->communicators, all->streams, of->count));
+    for (uint32_t kind = FERRY_CALL_DISPATCH_COUNTS; kind <= FERRY_CALL_GIVE_UP; kind++) {
+        REFUSED(FERRY_WRONG_ORDER, "out of order: no round is open; ferry_dispatch or",
+                TOGETHER(all, kind, of->count));
+        HOLDS(strstr(ferry_last_error(), "nothing was launched on any rank") != NULL);
+    }
+}
+
+// Values that are no calls, or two kinds of them.
+static void refuse_calls(const team *of, const arguments *all) {
+    size_t size = sizeof(ferry_call), last = of->count - 1;
+    const char *what[] = {"dispatch_input", "dispatch_output", "combine_input", "combine_output",
+                          "kind",           "kind",            "reserved"};
+    const ferry_call wrong[] = {
+        {size, FERRY_CALL_GIVE_UP, 0, all->inputs[last], NULL, NULL, NULL},
+        {size, FERRY_CALL_DISPATCH_ASYNC, 0, all->inputs[last], all->rows[last], NULL, NULL},
+        {size, FERRY_CALL_DISPATCH_WAIT, 0, NULL, all->rows[last], all->experts[last], NULL},
+        {size, FERRY_CALL_DISPATCH, 0, all->inputs[last], all->rows[last], NULL, all->sums[last]},
+        {size, 0, 0, all->inputs[last], NULL, NULL, NULL},
+        {size, 9, 0, NULL, NULL, NULL, NULL},
+        {size, FERRY_CALL_DISPATCH_ASYNC, 7, all->inputs[last], NULL, NULL, NULL},
+    };
+    const ferry_call *each[MOST_RANKS];
+    char words[48];
+    memcpy(each, calls_of(all, FERRY_CALL_DISPATCH_ASYNC), sizeof each);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        each[last] = &wrong[i];
+        snprintf(words, sizeof words, "calls[%u]->%s is", (unsigned)last, what[i]);
+        REFUSED(FERRY_INVALID_ARGUMENT, words,
+                ferry_together(all->communicators, all->streams, each, of->count));
+    }
+    const ferry_call other = {size, FERRY_CALL_GIVE_UP, 0, NULL, NULL, NULL, NULL};
+    each[last] = &other;
+    if (last > 0)
+        REFUSED(FERRY_INVALID_ARGUMENT, "is give_up, and that of the first rank is dispatch_async",
+                ferry_together(all->communicators, all->streams, each, of->count));
+    each[last] = NULL;
+    snprintf(words, sizeof words, "calls[%u] is NULL", (unsigned)last);
+    REFUSED(FERRY_NULL, words, ferry_together(all->communicators, all->streams, each, of->count));
+    EXPECT(FERRY_NULL, ferry_together(all->communicators, all->streams, NULL, of->count));
+    EXPECT(FERRY_NULL, ferry_together(NULL, all->streams, each, of->count));
+    EXPECT(FERRY_NULL, ferry_together(all->communicators, NULL, each, of->count));
 }
 
 // Calls for all ranks that are refused for one of them: nothing is launched on any.
@@ -399,25 +444,20 @@ static void refuse_together(const team *of, const mode_round *rounds) {
     size_t last = of->count - 1;
     arguments all = all_of(of, rounds);
     ferry_dispatch_input wrong = rounds[last].in.input;
-    char name[32];
-    EXPECT(FERRY_NULL, ferry_dispatch_all(NULL, all.streams, all.inputs, all.rows, of->count));
-    EXPECT(FERRY_NULL, ferry_dispatch_all(all.communicators, NULL, all.inputs, all.rows, of->count));
+    char name[48];
     refuse_sets(of, all);
     refuse_order(of, &all);
+    refuse_calls(of, &all);
     all.inputs[last] = NULL;
-    EXPECT(FERRY_NULL, ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
-    snprintf(name, sizeof name, "inputs[%u]", (unsigned)last);
-    HOLDS(strstr(ferry_last_error(), name) != NULL);
+    snprintf(name, sizeof name, "calls[%u]->dispatch_input is NULL", (unsigned)last);
+    REFUSED(FERRY_NULL, name, TOGETHER(&all, FERRY_CALL_DISPATCH, of->count));
     all.inputs[last] = &wrong;
     wrong.x.ndim = 3;
-    EXPECT(FERRY_INVALID_TENSOR,
-           ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, of->count));
-    HOLDS(strstr(ferry_last_error(), name) != NULL);
+    snprintf(name, sizeof name, "calls[%u]->dispatch_input: tensor x", (unsigned)last);
+    REFUSED(FERRY_INVALID_TENSOR, name, TOGETHER(&all, FERRY_CALL_DISPATCH_ASYNC, of->count));
     wrong.x.ndim = 2;
     wrong.x.type = FERRY_F16;
-    EXPECT(FERRY_INVALID_TENSOR,
-           ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of->count));
-    HOLDS(strstr(ferry_last_error(), "nothing was launched") != NULL);
+    REFUSED(FERRY_INVALID_TENSOR, "nothing was launched", TOGETHER(&all, FERRY_CALL_DISPATCH, of->count));
     for (size_t i = 0; i < of->count; i++) {
         uint32_t round = 77;
         OK(ferry_communicator_round(all.communicators[i], &round));
@@ -438,18 +478,17 @@ void test_together(ferry_group *group) {
         OK(ferry_dispatch(all.communicators[i], all.streams[i], all.inputs[i], all.rows[i]));
         if (i + 1 == of.count) break;
         // The others have not dispatched yet.
-        REFUSED(FERRY_WRONG_ORDER, "no round is open",
-                ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of.count));
+        REFUSED(FERRY_WRONG_ORDER, "no round is open", TOGETHER(&all, FERRY_CALL_COMBINE, of.count));
     }
     REFUSED(FERRY_WRONG_ORDER, "ferry_combine_async or ferry_give_up comes next",
-            ferry_dispatch_all(all.communicators, all.streams, all.inputs, all.rows, of.count));
+            TOGETHER(&all, FERRY_CALL_DISPATCH, of.count));
     REFUSED(FERRY_WRONG_ORDER, "ferry_combine_async or ferry_give_up comes next",
-            ferry_dispatch_all_async(all.communicators, all.streams, all.inputs, of.count));
+            TOGETHER(&all, FERRY_CALL_DISPATCH_ASYNC, of.count));
     for (size_t i = 0; i < of.count; i++) {
         OK(ferry_synchronize(all.communicators[i], all.streams[i], NULL));
         answer(&of, &plain, &of.local[i], &rounds[i]);
     }
-    OK(ferry_combine_all(all.communicators, all.streams, all.experts, all.sums, of.count));
+    OK(TOGETHER(&all, FERRY_CALL_COMBINE, of.count));
     for (size_t i = 0; i < of.count; i++) {
         OK(ferry_synchronize(all.communicators[i], all.streams[i], NULL));
         compare_combined(&of, &plain, &of.local[i], &rounds[i]);

@@ -297,15 +297,19 @@ static void give_up_round(team *of, int together) {
     round_tensors tensors[MOST_RANKS];
     ferry_communicator *communicators[MOST_RANKS];
     void *streams[MOST_RANKS];
+    const ferry_call *calls[MOST_RANKS];
+    ferry_call give_up = FERRY_CALL_INIT;
+    give_up.kind = FERRY_CALL_GIVE_UP;
     for (size_t i = 0; i < of->count; i++) {
         const rank_state *rank = &of->local[i];
         communicators[i] = rank->communicator;
         streams[i] = rank->stream;
+        calls[i] = &give_up;
         tensors[i].in = make_input(rank, -1);
         tensors[i].out = make_output(of, rank);
         OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
     }
-    if (together) OK(ferry_give_up_all(communicators, streams, of->count));
+    if (together) OK(ferry_together(communicators, streams, calls, of->count));
     for (size_t i = 0; !together && i < of->count; i++) OK(ferry_give_up(communicators[i], streams[i]));
     refuse_order(of, tensors, FERRY_ROUND_IDLE);
     for (size_t i = 0; i < of->count; i++) {

@@ -53,6 +53,8 @@
 // Every field's default: zero, and the size.
 #define FERRY_BOOTSTRAP_INIT \
     { sizeof(ferry_bootstrap), 0, 0, NULL, 0, NULL, NULL, NULL, 0 }
+#define FERRY_CALL_INIT \
+    { sizeof(ferry_call), 0, 0, NULL, NULL, NULL, NULL }
 #define FERRY_CAPACITY_INIT \
     { sizeof(ferry_capacity), 0, 0, 0, 0 }
 #define FERRY_COMBINE_INPUT_INIT \
@@ -147,6 +149,26 @@ typedef enum {
     // (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as in gpt-oss.
     FERRY_SILU_CLAMPED = 1,
 } ferry_activation;
+
+// Kind of a call of a round. The functions of these names say what each does.
+typedef enum {
+    // ferry_dispatch: takes dispatch_input and dispatch_output.
+    FERRY_CALL_DISPATCH = 1,
+    // ferry_dispatch_async: takes dispatch_input.
+    FERRY_CALL_DISPATCH_ASYNC = 2,
+    // ferry_dispatch_counts.
+    FERRY_CALL_DISPATCH_COUNTS = 3,
+    // ferry_dispatch_wait: takes dispatch_output.
+    FERRY_CALL_DISPATCH_WAIT = 4,
+    // ferry_combine: takes combine_input and combine_output.
+    FERRY_CALL_COMBINE = 5,
+    // ferry_combine_async: takes combine_input and combine_output.
+    FERRY_CALL_COMBINE_ASYNC = 6,
+    // ferry_combine_wait.
+    FERRY_CALL_COMBINE_WAIT = 7,
+    // ferry_give_up.
+    FERRY_CALL_GIVE_UP = 8,
+} ferry_call_kind;
 
 // Way in which the experts' outputs come back.
 typedef enum {
@@ -595,71 +617,6 @@ typedef struct {
     size_t key_bytes;
 } ferry_bootstrap;
 
-// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
-// differ from rank to rank and from round to round.
-typedef struct {
-    // sizeof(ferry_dispatch_input).
-    size_t size;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned. Rows may be apart: strides[0] is a multiple of 16 bytes.
-    // With x_scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
-    ferry_tensor x;
-    // FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
-    // ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
-    // -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
-    // twice, in the order of the slots.
-    ferry_tensor topk_ids;
-    // FERRY_F32 [tokens, top_k]: the router's weights, applied in reduced mode. None: all are 1.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
-    // None: 1. The same on every rank.
-    ferry_tensor input_scale;
-    // FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
-    // Needs ferry_config.options.
-    ferry_tensor tokens_on_device;
-    // Scales of an x that is encoded already, 4-byte aligned. None: x is FERRY_BF16, and dispatch encodes
-    // it. Each rank's and call's own choice; by expert it needs ferry_config.options. Blockwise FP8:
-    // FERRY_F32 [tokens, hidden / 128] with any strides, for example {1, tokens} if they are transposed;
-    // or FERRY_I32 [tokens, hidden / 512] with any strides: four powers of two (E8M0) in each, the first in
-    // the lowest byte, which arrive as f32. MXFP8, MXFP4: FERRY_E8M0 [tokens, hidden / 32]; NVFP4 without
-    // row scales: FERRY_E4M3 [tokens, hidden / 16]; strides[0] is a multiple of 4. Not with input_scale.
-    // Codes and scales arrive with the bits that they have, but for two 32-bit words: four FERRY_E4M3 codes
-    // 0xff arrive as 0x7f 0xff 0xff 0xff, all NaN, and a word of scales 0xfffffffe arrives as 0xffffffff,
-    // all NaN, and is an input fault, FERRY_FAULT_LOST_SCALES.
-    ferry_tensor x_scales;
-} ferry_dispatch_input;
-
-// A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
-// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in
-// f32, after a shared expert's row is added and before the result is rounded.
-typedef struct {
-    // sizeof(ferry_combine_input).
-    size_t size;
-    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
-    // dispatch's tokens, with the same capacity. View, strided and compact: for each row the sum
-    // over this rank's experts, each output times its weight; rows without a token are not read.
-    ferry_tensor expert_rows;
-    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
-    // of a token are not summed. Padded blocks need it in exact mode.
-    ferry_tensor topk_weights;
-    // FERRY_F32 [capacity], reduced mode, by expert and in padded blocks, which need it: weights of the
-    // expert rows, instead of the router's.
-    ferry_tensor row_weights;
-    // FERRY_F32 [tokens]: a factor for each token's sum.
-    ferry_tensor row_scales;
-    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
-    ferry_tensor bias_0;
-    // A second bias like bias_0, added after it.
-    ferry_tensor bias_1;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
-    ferry_tensor residual;
-    // FERRY_BF16 [tokens, hidden], 16-byte aligned, if not by expert: sums begin with it, in f32.
-    ferry_tensor initial_0;
-    // A second one like initial_0, added after it.
-    ferry_tensor initial_1;
-    // FERRY_F32 [capacity, top_k], if ferry_config.combine_weights is 1: weights that return with the rows.
-    ferry_tensor received_weights;
-} ferry_combine_input;
-
 // Sizes and behaviour of a communicator. All ranks of a group agree on everything but deadline_ns,
 // debug_checks, max_sms, specialise, options, transposed_scales, clear_absent, clear_padding, row_sources,
 // m_indices, which layout keeps rows if receive does, whether rows by expert are in padded blocks and,
@@ -805,6 +762,71 @@ typedef struct {
     uint64_t combine_items;
 } ferry_device_pointers;
 
+// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
+// differ from rank to rank and from round to round.
+typedef struct {
+    // sizeof(ferry_dispatch_input).
+    size_t size;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned. Rows may be apart: strides[0] is a multiple of 16 bytes.
+    // With x_scales: codes of the plan's format, FERRY_E4M3 or FERRY_E2M1 [tokens, hidden].
+    ferry_tensor x;
+    // FERRY_I32 or FERRY_I64 [tokens, top_k], each rank's and call's own choice (by expert FERRY_I64 needs
+    // ferry_config.options): the experts of each token, or -1 for "not routed". An id outside
+    // -1..experts is not routed either, and is an input fault. An expert listed twice receives the token
+    // twice, in the order of the slots.
+    ferry_tensor topk_ids;
+    // FERRY_F32 [tokens, top_k]: the router's weights, applied in reduced mode. None: all are 1.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [1], NVFP4 without row scales only: the global scale, usually 448 * 6 / amax.
+    // None: 1. The same on every rank.
+    ferry_tensor input_scale;
+    // FERRY_U32 [1]: number of tokens, the first ones of x; read when the kernel begins. None: all of x.
+    // Needs ferry_config.options.
+    ferry_tensor tokens_on_device;
+    // Scales of an x that is encoded already, 4-byte aligned. None: x is FERRY_BF16, and dispatch encodes
+    // it. Each rank's and call's own choice; by expert it needs ferry_config.options. Blockwise FP8:
+    // FERRY_F32 [tokens, hidden / 128] with any strides, for example {1, tokens} if they are transposed;
+    // or FERRY_I32 [tokens, hidden / 512] with any strides: four powers of two (E8M0) in each, the first in
+    // the lowest byte, which arrive as f32. MXFP8, MXFP4: FERRY_E8M0 [tokens, hidden / 32]; NVFP4 without
+    // row scales: FERRY_E4M3 [tokens, hidden / 16]; strides[0] is a multiple of 4. Not with input_scale.
+    // Codes and scales arrive with the bits that they have, but for two 32-bit words: four FERRY_E4M3 codes
+    // 0xff arrive as 0x7f 0xff 0xff 0xff, all NaN, and a word of scales 0xfffffffe arrives as 0xffffffff,
+    // all NaN, and is an input fault, FERRY_FAULT_LOST_SCALES.
+    ferry_tensor x_scales;
+} ferry_dispatch_input;
+
+// A rank's input to a combine. By expert, row_weights, row_scales, bias_0, bias_1 and residual need
+// ferry_config.options. row_scales, bias_0, bias_1 and residual are applied to the sums in this order, in
+// f32, after a shared expert's row is added and before the result is rounded.
+typedef struct {
+    // sizeof(ferry_combine_input).
+    size_t size;
+    // FERRY_BF16 [capacity, hidden], 16-byte aligned: the experts' outputs in the order of the
+    // dispatch's tokens, with the same capacity. View, strided and compact: for each row the sum
+    // over this rank's experts, each output times its weight; rows without a token are not read.
+    ferry_tensor expert_rows;
+    // FERRY_F32 [tokens, top_k], exact mode only: the weights of this rank's own tokens. None: the rows
+    // of a token are not summed. Padded blocks need it in exact mode.
+    ferry_tensor topk_weights;
+    // FERRY_F32 [capacity], reduced mode, by expert and in padded blocks, which need it: weights of the
+    // expert rows, instead of the router's.
+    ferry_tensor row_weights;
+    // FERRY_F32 [tokens]: a factor for each token's sum.
+    ferry_tensor row_scales;
+    // FERRY_BF16 [hidden], 16-byte aligned: added to each token.
+    ferry_tensor bias_0;
+    // A second bias like bias_0, added after it.
+    ferry_tensor bias_1;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned: added.
+    ferry_tensor residual;
+    // FERRY_BF16 [tokens, hidden], 16-byte aligned, if not by expert: sums begin with it, in f32.
+    ferry_tensor initial_0;
+    // A second one like initial_0, added after it.
+    ferry_tensor initial_1;
+    // FERRY_F32 [capacity, top_k], if ferry_config.combine_weights is 1: weights that return with the rows.
+    ferry_tensor received_weights;
+} ferry_combine_input;
+
 // Arguments of ferry_fused_silu. Rows are those of a dispatch: row_offsets is read on the device, and rows
 // from its last entry on are not touched.
 typedef struct {
@@ -836,6 +858,25 @@ typedef struct {
     // Most multiprocessors used by the kernel. 0: all.
     uint32_t max_sms;
 } ferry_silu;
+
+// A call of a round, with its tensors. Begin with FERRY_CALL_INIT. Pointers that its kind does not take are
+// NULL.
+typedef struct {
+    // sizeof(ferry_call).
+    size_t size;
+    // A ferry_call_kind.
+    uint32_t kind;
+    // Zero.
+    uint32_t reserved;
+    // Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_ASYNC.
+    const ferry_dispatch_input *dispatch_input;
+    // Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_WAIT.
+    const ferry_dispatch_output *dispatch_output;
+    // Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    const ferry_combine_input *combine_input;
+    // Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    const ferry_combine_output *combine_output;
+} ferry_call;
 
 // Received rows of FERRY_RECEIVE_VIEW: row source * max_tokens_per_rank + token for each source rank and
 // token. They are read-only, and may be read by work that the streams order after ferry_dispatch or
@@ -1111,66 +1152,6 @@ ferry_status ferry_kernels_from_ptx(const char *text, size_t bytes, ferry_kernel
 // not synchronise.
 ferry_status ferry_kernels_free(ferry_kernels **kernels);
 
-// ferry_dispatch for all ranks of this process in one call. `communicators` must be exactly those of one
-// ferry_communicators_new, in any order (FERRY_INVALID_ARGUMENT otherwise). Each array has `count` elements,
-// in the order of `communicators`. All checks of all ranks come first, then the kernels are enqueued, one
-// rank after another; no launch waits for a kernel. If a check or the first launch fails, nothing was
-// enqueued on any rank, and their rounds are unchanged. If a later launch fails, this returns
-// FERRY_POISONED, and all communicators of the call can only be closed. Calls for all ranks and for single
-// ranks may be mixed in a round. Collective with the other processes (not with skip_a2a). Does not
-// synchronise.
-ferry_status ferry_dispatch_all(ferry_communicator *const *communicators,
-                                void *const *streams,
-                                const ferry_dispatch_input *const *inputs,
-                                const ferry_dispatch_output *const *outputs,
-                                size_t count);
-
-// ferry_dispatch_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
-// with the other processes. Does not synchronise.
-ferry_status ferry_dispatch_all_async(ferry_communicator *const *communicators,
-                                      void *const *streams,
-                                      const ferry_dispatch_input *const *inputs,
-                                      size_t count);
-
-// ferry_dispatch_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
-// processes. Does not synchronise.
-ferry_status ferry_dispatch_all_wait(ferry_communicator *const *communicators,
-                                     void *const *streams,
-                                     const ferry_dispatch_output *const *outputs,
-                                     size_t count);
-
-// ferry_combine for all ranks of this process; see ferry_dispatch_all. Collective with the other processes
-// (not with skip_a2a). Does not synchronise.
-ferry_status ferry_combine_all(ferry_communicator *const *communicators,
-                               void *const *streams,
-                               const ferry_combine_input *const *inputs,
-                               const ferry_combine_output *const *outputs,
-                               size_t count);
-
-// ferry_combine_async for all ranks of this process; see ferry_dispatch_all. Not with skip_a2a. Collective
-// with the other processes. Does not synchronise.
-ferry_status ferry_combine_all_async(ferry_communicator *const *communicators,
-                                     void *const *streams,
-                                     const ferry_combine_input *const *inputs,
-                                     const ferry_combine_output *const *outputs,
-                                     size_t count);
-
-// ferry_combine_wait for all ranks of this process; see ferry_dispatch_all. Collective with the other
-// processes. Does not synchronise.
-ferry_status ferry_combine_all_wait(ferry_communicator *const *communicators,
-                                    void *const *streams,
-                                    size_t count);
-
-// ferry_dispatch_counts for all ranks of this process; see ferry_dispatch_all. Not collective. Does not
-// synchronise.
-ferry_status ferry_dispatch_counts_all(ferry_communicator *const *communicators,
-                                       void *const *streams,
-                                       size_t count);
-
-// ferry_give_up for all ranks of this process; see ferry_dispatch_all. Collective with the other processes.
-// Does not synchronise.
-ferry_status ferry_give_up_all(ferry_communicator *const *communicators, void *const *streams, size_t count);
-
 // Checks a configuration for a group and makes a plan of it. The text of FERRY_INVALID_CONFIG lists every
 // problem. Not collective. Does not synchronise.
 ferry_status ferry_plan_new(const ferry_group *group, const ferry_config *config, ferry_plan **plan);
@@ -1290,6 +1271,20 @@ ferry_tensor ferry_tensor_2d(uint64_t address, uint32_t type, uint64_t dim_0, ui
 
 // Returns a contiguous tensor of three dimensions, the slowest one first; see ferry_tensor_1d.
 ferry_tensor ferry_tensor_3d(uint64_t address, uint32_t type, uint64_t dim_0, uint64_t dim_1, uint64_t dim_2);
+
+// Makes a call on all ranks of this process: on all of them or on none. `communicators` must be exactly
+// those of one ferry_communicators_new, in any order (FERRY_INVALID_ARGUMENT otherwise). Each array has
+// `count` elements, in the order of `communicators`. The calls are of one kind (FERRY_INVALID_ARGUMENT
+// otherwise), with each rank's own tensors. All checks of all ranks come first, then the kernels are
+// enqueued, one rank after another; no launch waits for a kernel. If a check or the first launch fails,
+// nothing was enqueued on any rank, and their rounds are unchanged. If a later launch fails, this returns
+// FERRY_POISONED, and all communicators of the call can only be closed. Calls for all ranks and for single
+// ranks may be mixed in a round. Collective with the other processes (not FERRY_CALL_DISPATCH_COUNTS, and
+// not with skip_a2a). Does not synchronise.
+ferry_status ferry_together(ferry_communicator *const *communicators,
+                            void *const *streams,
+                            const ferry_call *const *calls,
+                            size_t count);
 
 // Returns the version of this library, such as "1.2.3". Valid for ever. Compare with the header's
 // FERRY_VERSION. Any thread; never fails.

@@ -41,7 +41,6 @@ pub mod graph;
 pub mod group;
 mod handle;
 pub mod kernels;
-pub mod local_ranks;
 #[cfg(test)]
 #[allow(dead_code, reason = "tests here use a part of it")]
 #[path = "../../tests/suite/noted/mod.rs"]
@@ -53,5 +52,6 @@ pub mod silu;
 pub mod status;
 mod structs;
 pub mod tensor;
+pub mod together;
 pub mod version;
 pub mod view;

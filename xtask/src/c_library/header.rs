@@ -57,6 +57,7 @@ fn generate(root: &Path) -> Result<String> {
     // Enums that functions take as numbers.
     config.export.include = [
         "ferry_activation",
+        "ferry_call_kind",
         "ferry_combine_mode",
         "ferry_fault_kind",
         "ferry_format",
