@@ -16,16 +16,17 @@ ids = [np.argsort(-of_rank, axis=1)[:, :TOP_K].astype(np.int32) for of_rank in s
 weights = [np.take_along_axis(of, of_ids, axis=1) for of, of_ids in zip(scores, ids, strict=True)]
 
 with group, ferry.Communicators(group, plan) as ranks:
-    received = ranks.dispatch(x, ids, weights)
-    answers = []
+    calls = [ferry.Dispatch(*of_rank) for of_rank in zip(x, ids, weights, strict=True)]
+    received = ranks.together(calls)
+    calls = []
     for rank, output in zip(ranks, received, strict=True):
         rows = np.zeros_like(output.tokens)
         for expert in range(plan.local_experts):
             at = output.rows_of(expert)
             matrix = matrices[plan.first_expert(rank.rank) + expert]
             rows[at] = ferry.to_bf16(ferry.from_bf16(output.tokens[at]) @ matrix)
-        answers.append(rows)
-    sums = ranks.combine(answers)
+        calls.append(ferry.Combine(rows))
+    sums = ranks.together(calls)
 
 for rank in range(RANKS):
     wanted = sum(

@@ -179,6 +179,63 @@ impl CombineOutput {
     }
 }
 
+/// A call of a round with checked arguments, which it keeps.
+#[pyclass(frozen, module = "ferry_ep.core._ferry")]
+pub(crate) struct Call {
+    pub(crate) call: ferry::Call,
+    _kept: (Option<Input>, Option<Output>),
+}
+
+#[derive(FromPyObject)]
+enum Input {
+    Dispatch(Py<DispatchInput>),
+    Combine(Py<CombineInput>),
+}
+
+#[derive(FromPyObject)]
+enum Output {
+    Dispatch(Py<DispatchOutput>),
+    Combine(Py<CombineOutput>),
+}
+
+#[pymethods]
+impl Call {
+    /// `name`: of the function that makes it.
+    #[new]
+    #[pyo3(signature = (name, input=None, output=None))]
+    fn new(name: &str, input: Option<Input>, output: Option<Output>) -> PyResult<Self> {
+        use ferry::Call as Of;
+        let call = match (name, &input, &output) {
+            ("dispatch", Some(Input::Dispatch(input)), Some(Output::Dispatch(output))) => {
+                Of::Dispatch(input.get().input, output.get().output)
+            }
+            ("dispatch_async", Some(Input::Dispatch(input)), None) => {
+                Of::DispatchAsync(input.get().input)
+            }
+            ("dispatch_counts", None, None) => Of::DispatchCounts,
+            ("dispatch_wait", None, Some(Output::Dispatch(output))) => {
+                Of::DispatchWait(output.get().output)
+            }
+            ("combine", Some(Input::Combine(input)), Some(Output::Combine(output))) => {
+                Of::Combine(input.get().input, output.get().output)
+            }
+            ("combine_async", Some(Input::Combine(input)), Some(Output::Combine(output))) => {
+                Of::CombineAsync(input.get().input, output.get().output)
+            }
+            ("combine_wait", None, None) => Of::CombineWait,
+            ("give_up", None, None) => Of::GiveUp,
+            _ => {
+                let text = format!("no call {name} takes these arguments");
+                return Err(errors::raise("ArgumentError", text));
+            }
+        };
+        Ok(Self {
+            call,
+            _kept: (input, output),
+        })
+    }
+}
+
 fn keep<'a, 'py: 'a>(given: impl IntoIterator<Item = Option<&'a Bound<'py, Tensor>>>) -> Kept {
     let given = given.into_iter().flatten();
     given.map(|tensor| tensor.clone().unbind()).collect()

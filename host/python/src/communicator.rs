@@ -312,20 +312,34 @@ impl Communicator {
         Ok(())
     }
 
-    /// Notes a dispatch.
-    pub(crate) fn has_sent(&self, input: &ferry::DispatchInput) -> PyResult<()> {
-        let inner = self.inner.get("communicator")?;
-        let wide_ids = input.topk_ids.data_type == DataType::I64;
-        inner.tokens.store(input.x.dims[0], Ordering::Relaxed);
-        inner.wide_ids.store(wide_ids, Ordering::Relaxed);
-        inner.sent.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+    /// Makes a call of a round.
+    pub(crate) fn enqueue(
+        &self,
+        py: Python<'_>,
+        stream: Stream,
+        call: &ferry::Call,
+    ) -> PyResult<()> {
+        self.call(py, |communicator| communicator.enqueue(stream, call))?;
+        self.note(call)
     }
 
-    /// Counts a combine.
-    pub(crate) fn has_returned(&self) -> PyResult<()> {
+    /// Notes a dispatch, and counts what ends a round.
+    pub(crate) fn note(&self, call: &ferry::Call) -> PyResult<()> {
         let inner = self.inner.get("communicator")?;
-        inner.returned.fetch_add(1, Ordering::Relaxed);
+        match call {
+            ferry::Call::Dispatch(input, _) | ferry::Call::DispatchAsync(input) => {
+                let wide_ids = input.topk_ids.data_type == DataType::I64;
+                inner.tokens.store(input.x.dims[0], Ordering::Relaxed);
+                inner.wide_ids.store(wide_ids, Ordering::Relaxed);
+                inner.sent.fetch_add(1, Ordering::Relaxed);
+            }
+            ferry::Call::Combine(..) | ferry::Call::CombineAsync(..) | ferry::Call::GiveUp => {
+                inner.returned.fetch_add(1, Ordering::Relaxed);
+            }
+            ferry::Call::DispatchCounts
+            | ferry::Call::DispatchWait(_)
+            | ferry::Call::CombineWait => {}
+        }
         Ok(())
     }
 

@@ -36,7 +36,7 @@ mod _ferry {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::arguments::{CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+    use super::arguments::{Call, CombineInput, CombineOutput, DispatchInput, DispatchOutput};
     #[pymodule_export]
     use super::arrays::{describe, element_named};
     #[pymodule_export]

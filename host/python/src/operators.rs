@@ -1,6 +1,6 @@
 //! Calls with tensors of torch, read without Python, in its current stream.
 
-use ferry::{CombineInput, CombineOutput, DataType, DispatchInput, Tensor};
+use ferry::{Call, CombineInput, CombineOutput, DataType, DispatchInput, Tensor};
 use pyo3::prelude::*;
 
 use crate::communicator::Communicator;
@@ -39,16 +39,13 @@ impl Communicator {
         if let Some(places) = places {
             input.kept_ids = self.kept_in(reader, places, &outputs)?;
         }
-        let output = match is_half {
-            true => None,
-            false => Some(self.output_in(reader, places, &outputs)?),
+        let call = if is_half {
+            Call::DispatchAsync(input)
+        } else {
+            Call::Dispatch(input, self.output_in(reader, places, &outputs)?)
         };
         let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| match &output {
-            Some(output) => communicator.dispatch(stream, &input, output),
-            None => communicator.dispatch_async(stream, &input),
-        })?;
-        self.has_sent(&input)?;
+        self.enqueue(py, stream, &call)?;
         Ok(self.device_of()?.capture(stream).is_some())
     }
 
@@ -63,9 +60,7 @@ impl Communicator {
     ) -> PyResult<()> {
         let output = self.output_in(reader, places, &outputs)?;
         let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| {
-            communicator.dispatch_wait(stream, &output)
-        })
+        self.enqueue(py, stream, &Call::DispatchWait(output))
     }
 
     /// Enqueues a combine, or its first half. `sums` are `combined`, of which three dimensions are rows
@@ -103,14 +98,12 @@ impl Communicator {
             (None, _) => CombineOutput::Summed(combined.of()?),
         };
         let stream = reader.stream(py, self.ordinal)?;
-        self.call(py, |communicator| {
-            if is_half {
-                communicator.combine_async(stream, &input, &output)
-            } else {
-                communicator.combine(stream, &input, &output)
-            }
-        })?;
-        self.has_returned()?;
+        let call = if is_half {
+            Call::CombineAsync(input, output)
+        } else {
+            Call::Combine(input, output)
+        };
+        self.enqueue(py, stream, &call)?;
         Ok(self.device_of()?.capture(stream).is_some())
     }
 }

@@ -1,6 +1,6 @@
 //! Calls with arguments that were checked once, in which a hot path passes integers alone.
 
-use ferry::{CombineOutput, DevicePtr};
+use ferry::{Call, CombineOutput, DevicePtr};
 use pyo3::prelude::*;
 
 use crate::arguments;
@@ -43,17 +43,14 @@ impl PreparedDispatch {
         #[pyo3(from_py_with = scalars::topk_ids)] topk_ids: u64,
         #[pyo3(from_py_with = scalars::topk_weights)] topk_weights: u64,
     ) -> PyResult<()> {
-        let (stream, output, mut input) = (handle(stream), &self.output, self.input);
+        let mut input = self.input;
         input.x.at = moved(input.x.at, x);
         input.topk_ids.at = moved(input.topk_ids.at, topk_ids);
         if let Some(weights) = &mut input.topk_weights {
             weights.at = moved(weights.at, topk_weights);
         }
-        let communicator = self.communicator.get();
-        communicator.call(py, |communicator| {
-            communicator.dispatch(stream, &input, output)
-        })?;
-        communicator.has_sent(&input)
+        let call = Call::Dispatch(input, self.output);
+        (self.communicator.get()).enqueue(py, handle(stream), &call)
     }
 }
 
@@ -94,7 +91,7 @@ impl PreparedCombine {
         #[pyo3(from_py_with = scalars::received_weights)] received_weights: u64,
         #[pyo3(from_py_with = scalars::weights)] weights: u64,
     ) -> PyResult<()> {
-        let (stream, mut input, mut output) = (handle(stream), self.input, self.output);
+        let (mut input, mut output) = (self.input, self.output);
         input.expert_rows.at = moved(input.expert_rows.at, expert_rows);
         if let Some(given) = &mut input.received_weights {
             given.at = moved(given.at, received_weights);
@@ -110,11 +107,8 @@ impl PreparedCombine {
             }
             CombineOutput::Apart(tensor) => tensor.at = moved(tensor.at, combined),
         }
-        let communicator = self.communicator.get();
-        communicator.call(py, |communicator| {
-            communicator.combine(stream, &input, &output)
-        })?;
-        communicator.has_returned()
+        let call = Call::Combine(input, output);
+        (self.communicator.get()).enqueue(py, handle(stream), &call)
     }
 }
 

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from oracle import Problem, bits, expert, values
 
+#: Arguments that are the same for all ranks.
+SAME = {"like", "capacity", "data_type"}
+
 
 def pytest_addoption(parser):
     parser.addoption("--gpu", type=int, help="CUDA device that all ranks share, for the tests with torch")
@@ -26,6 +29,19 @@ def pytest_configure(config):
         # kernels of ranks that wait for it, and so would streams that share a hardware queue.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def together(ranks: ferry.Communicators, kind: type, *each, streams=None, **named) -> list:
+    """Makes a call of a kind on all ranks. Its arguments have a value for each rank, but for those of
+    ``SAME``.
+    """
+    of_all = {name: value for name, value in named.items() if name in SAME}
+    names = [name for name, value in named.items() if name not in SAME and value is not None]
+    columns = [*each, *(named[name] for name in names)]
+    rows = zip(*columns, strict=True) if columns else [()] * len(ranks)
+    first = len(each)
+    calls = [kind(*row[:first], **dict(zip(names, row[first:], strict=True)), **of_all) for row in rows]
+    return ranks.together(calls, streams=streams)
 
 
 class Bench:
@@ -41,6 +57,10 @@ class Bench:
         self.config = ferry.Config(**(sizes | config))
         self.plan = ferry.Plan(self.group, self.config)
         self.ranks = ferry.Communicators(self.group, self.plan)
+
+    def together(self, kind: type, *each, **named) -> list:
+        """Makes a call of a kind on all ranks: see :func:`together`."""
+        return together(self.ranks, kind, *each, **named)
 
     def problem(self, seed: int, tokens: int | None = None, **options) -> Problem:
         """Returns random tokens for every rank."""

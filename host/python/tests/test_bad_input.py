@@ -7,6 +7,7 @@ import pickle
 import ferry_ep as ferry
 import numpy as np
 import pytest
+from ferry_ep.core import _ferry
 
 
 @pytest.fixture
@@ -150,10 +151,10 @@ def test_multiprocessors_of_later_calls():
 def test_calls_out_of_order(of):
     x, ids, _ = of.problem(1).arguments
     with pytest.raises(ferry.OrderError, match="combine is out of order"):
-        of.ranks.combine([np.zeros((40, 64), dtype=np.uint16)] * 2)
-    of.ranks.dispatch(x, ids)
+        of.together(ferry.Combine, [np.zeros((40, 64), dtype=np.uint16)] * 2)
+    of.together(ferry.Dispatch, x, ids)
     with pytest.raises(ferry.OrderError, match="nothing was launched"):
-        of.ranks.dispatch(x, ids)
+        of.together(ferry.Dispatch, x, ids)
     with pytest.raises(ferry.OrderError, match="cannot be closed"):
         of.ranks[0].close()
     with pytest.raises(ferry.OrderError, match=r"cannot be closed: .*`del` it"):
@@ -165,15 +166,27 @@ def test_calls_out_of_order(of):
 
 def test_sequences_have_a_value_for_each_rank(of):
     x, ids, _ = of.problem(1).arguments
-    with pytest.raises(ferry.ArgumentError, match="1 topk_ids were given"):
-        of.ranks.dispatch(x, ids[:1])
-    text = "is one ndarray, .*a sequence with one value for each rank"
-    with pytest.raises(ferry.ArgumentError, match=rf"x {text}"):
-        of.ranks.dispatch(x[0], ids[0])
-    with pytest.raises(ferry.ArgumentError, match=rf"topk_ids {text}"):
-        of.ranks.dispatch(x, np.stack(ids))
-    with pytest.raises(ferry.ArgumentError, match="x is one int"):
-        of.ranks.dispatch(7, ids)
+    call = ferry.Dispatch(x[0], ids[0])
+    with pytest.raises(ferry.ArgumentError, match="1 calls were given, but the call is for 2 ranks"):
+        of.ranks.together([call])
+    with pytest.raises(ferry.ArgumentError, match=r"calls is one Dispatch, .*one value for each rank"):
+        of.ranks.together(call)
+    with pytest.raises(ferry.ArgumentError, match=r"calls is one ndarray, .*one value for each rank"):
+        of.ranks.together(np.stack(x))
+    with pytest.raises(ferry.ArgumentError, match="3 streams were given"):
+        of.ranks.together([call, call], streams=[0, 0, 0])
+    with pytest.raises(ferry.ArgumentError, match=r"calls\[1\] is .*but it is a Dispatch or another"):
+        of.ranks.together([call, ferry.Dispatch])
+
+
+def test_calls_together_are_of_one_kind(of):
+    x, ids, _ = of.problem(1).arguments
+    calls = [ferry.Dispatch(x[0], ids[0]), ferry.DispatchAsync(x[1], ids[1])]
+    with pytest.raises(ferry.ArgumentError, match="rank 1 is dispatch_async, and that of the first rank is"):
+        of.ranks.together(calls)
+    assert [rank.round for rank in of.ranks] == ["idle", "idle"]
+    with pytest.raises(ferry.ArgumentError, match="no call dispatch takes these arguments"):
+        _ferry.Call("dispatch")
 
 
 def test_names_of_data_types(of):
@@ -182,12 +195,12 @@ def test_names_of_data_types(of):
         assert rank.empty((2,), given).data_type == "f32"
         assert rank.combined(of.problem(1).arguments[0][0], data_type=given).dtype == np.float32
     x, ids, _ = of.problem(1).arguments
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     for given in ("f64", "double", None, 7):
         for use in (
             lambda given=given: rank.empty((2,), given),
             lambda given=given: rank.combined(x[0], data_type=given),
-            lambda given=given: of.ranks.combine([of.tokens for of in rows], data_type=given),
+            lambda given=given: of.together(ferry.Combine, [of.tokens for of in rows], data_type=given),
         ):
             with pytest.raises(ferry.ArgumentError, match=r"data_type is .*, but there are bf16, f16"):
                 use()
@@ -199,16 +212,16 @@ def test_names_of_data_types(of):
 
 def test_rows_of_a_group(of):
     x, ids, _ = of.problem(1).arguments
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     assert rows[0].rows_of(0).start == 0 and rows[0].rows_of(1).stop == rows[0].row_offsets[-1]
     for group in (2, 5, -1):
         with pytest.raises(ferry.ArgumentError, match=f"group is {group}, but there are 2 groups"):
             rows[0].rows_of(group)
-    of.ranks.combine([of.tokens for of in rows])
+    of.together(ferry.Combine, [of.tokens for of in rows])
     # Memory of the device, too.
     assert of.ranks[0].outputs().row_offsets.shape == (3,)
     outputs = [rank.outputs() for rank in of.ranks]
-    of.ranks.dispatch(x, ids, out=outputs)
+    of.together(ferry.Dispatch, x, ids, out=outputs)
     assert outputs[0].rows_of(1) == rows[0].rows_of(1)
 
 
@@ -240,17 +253,17 @@ def test_bits_and_numbers_are_told_apart(bench):
 
 def test_weights_and_modes(of):
     x, ids, weights = of.problem(1).arguments
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     tokens = [output.tokens for output in rows]
     with pytest.raises(ferry.ArgumentError, match="reduced mode"):
-        of.ranks.combine(tokens, topk_weights=weights)
+        of.together(ferry.Combine, tokens, topk_weights=weights)
     with pytest.raises(ferry.TensorError, match="expert_rows"):
-        of.ranks.combine([tokens[0][:-1], tokens[1]])
+        of.together(ferry.Combine, [tokens[0][:-1], tokens[1]])
     with pytest.raises(ferry.TensorError, match="combined"):
-        of.ranks.combine(tokens, out=[np.zeros((5, 64), dtype=np.int32)] * 2)
+        of.together(ferry.Combine, tokens, out=[np.zeros((5, 64), dtype=np.int32)] * 2)
     with pytest.raises(ferry.ArgumentError, match="options"):
-        of.ranks.combine(tokens, data_type="f32")
-    of.ranks.combine(tokens)
+        of.together(ferry.Combine, tokens, data_type="f32")
+    of.together(ferry.Combine, tokens)
 
 
 def test_use_after_close(of):
@@ -264,7 +277,7 @@ def test_use_after_close(of):
         lambda: rank.dispatch(x[0], ids[0]),
         lambda: rank.round,
         lambda: rank.synchronize(),
-        lambda: of.ranks.dispatch(x, ids),
+        lambda: of.together(ferry.Dispatch, x, ids),
         lambda: array.address,
         lambda: array.numpy(),
         lambda: rank.empty((4,), "f32"),

@@ -58,10 +58,10 @@ def test_codes_and_scales_arrive_as_they_are(bench, format):
     given = encoded(problem, format, 5)
     _, ids, weights = problem.arguments
     as_floats = [(codes, scales.view(np.float32) if format == "fp8" else scales) for codes, scales in given]
-    rows = of.ranks.dispatch(as_floats, ids, weights)
+    rows = of.together(ferry.Dispatch, as_floats, ids, weights)
     for rank, output in enumerate(rows):
         compare(of, problem, given, output, rank, format)
-    of.ranks.give_up()
+    of.together(ferry.GiveUp)
 
 
 def test_scales_may_be_transposed_or_have_gaps(bench):
@@ -76,10 +76,11 @@ def test_scales_may_be_transposed_or_have_gaps(bench):
     gaps[:, :4] = second[1].view(np.float32)
     codes = np.zeros((9, HIDDEN + 16), dtype=np.uint8)
     codes[:, :HIDDEN] = second[0]
-    rows = of.ranks.dispatch([(first[0], transposed), (codes[:, :HIDDEN], gaps[:, :4])], ids, weights)
+    x = [(first[0], transposed), (codes[:, :HIDDEN], gaps[:, :4])]
+    rows = of.together(ferry.Dispatch, x, ids, weights)
     for rank, output in enumerate(rows):
         compare(of, problem, given, output, rank, "fp8")
-    of.ranks.give_up()
+    of.together(ferry.GiveUp)
 
 
 def test_packed_powers_of_two_arrive_as_floats(bench):
@@ -92,9 +93,9 @@ def test_packed_powers_of_two_arrive_as_floats(bench):
     floats = [
         (codes, of_rank.astype(np.uint32) << 23) for (codes, _), of_rank in zip(given, exponents, strict=True)
     ]
-    for rank, output in enumerate(of.ranks.dispatch(packed, ids, weights)):
+    for rank, output in enumerate(of.together(ferry.Dispatch, packed, ids, weights)):
         compare(of, problem, floats, output, rank, "fp8")
-    of.ranks.give_up()
+    of.together(ferry.GiveUp)
 
 
 def test_a_word_that_cannot_travel_is_a_fault(bench):
@@ -103,12 +104,12 @@ def test_a_word_that_cannot_travel_is_a_fault(bench):
     ((codes, scales),) = encoded(problem, "fp8", 5)
     scales[4, 2] = 0xFFFFFFFE
     _, ids, weights = problem.arguments
-    (output,) = of.ranks.dispatch([(codes, scales.view(np.float32))], ids, weights)
+    (output,) = of.together(ferry.Dispatch, [(codes, scales.view(np.float32))], ids, weights)
     fault = of.ranks[0].synchronize()
     assert (fault.kind, fault.is_input) == ("LostScales", True)
     assert (fault.index, fault.wanted, fault.saw) == (4, 2, 0xFFFFFFFE)
     assert output.scales[4].view(np.uint32)[2] == 0xFFFFFFFF
-    of.ranks.give_up()
+    of.together(ferry.GiveUp)
 
 
 def test_pairs_that_do_not_fit_are_named(bench):

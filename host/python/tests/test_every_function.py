@@ -39,6 +39,24 @@ STATES = {
 }
 #: Parameters that are written.
 WRITTEN = {"out", "weights"}
+#: Calls for all ranks, whose fields are the arguments of "Communicators.together.dispatch" and so on.
+CALLS = {
+    "dispatch": ferry.Dispatch,
+    "dispatch_async": ferry.DispatchAsync,
+    "dispatch_counts": ferry.DispatchCounts,
+    "dispatch_wait": ferry.DispatchWait,
+    "combine": ferry.Combine,
+    "combine_async": ferry.CombineAsync,
+    "combine_wait": ferry.CombineWait,
+    "give_up": ferry.GiveUp,
+}
+PUBLIC |= {
+    f"Communicators.together.{name}": [
+        stubs.Parameter(field.name, field.type, field.default is not dataclasses.MISSING, False)
+        for field in dataclasses.fields(kind)
+    ]
+    for name, kind in CALLS.items()
+}
 
 
 class Rig:
@@ -89,29 +107,27 @@ class Rig:
 
     def reach(self, state: str) -> None:
         """Leads an idle round there."""
-        ranks = self.of.ranks
         if state == "dispatch sent":
-            ranks.dispatch_async(self.x, self.ids, self.weights)
+            self.of.together(ferry.DispatchAsync, self.x, self.ids, self.weights)
         if state in ("dispatched", "combine sent"):
-            self.rows = ranks.dispatch(self.x, self.ids, self.weights)
+            self.rows = self.of.together(ferry.Dispatch, self.x, self.ids, self.weights)
         if state == "combine sent":
-            self.sums = ranks.combine_async(self.answers())
+            self.sums = self.of.together(ferry.CombineAsync, self.answers())
 
     def answers(self) -> list[np.ndarray]:
         return [self.of.answers(rank, output) for rank, output in enumerate(self.rows)]
 
     def end(self) -> None:
         """Ends the round, whose sums are to be right."""
-        ranks = self.of.ranks
-        state = ranks[0].round
+        state = self.of.ranks[0].round
         if state == "idle":
             self.reach("dispatched")
         if state == "dispatch sent":
-            self.rows = ranks.dispatch_wait(like=self.x[0])
+            self.rows = self.of.together(ferry.DispatchWait, like=self.x[0])
         if state == "combine sent":
-            ranks.combine_wait()
+            self.of.together(ferry.CombineWait)
         else:
-            self.sums = ranks.combine(self.answers())
+            self.sums = self.of.together(ferry.Combine, self.answers())
         for rank, given in enumerate(self.sums):
             np.testing.assert_array_equal(given, bits(bf16(self.problem.sums(rank, "reduced"))))
 
@@ -226,18 +242,20 @@ def of_one(rig: Rig) -> dict:
 def of_all(rig: Rig) -> dict:
     """Returns each function of all ranks, with right arguments."""
     ranks = rig.of.ranks
-    sent = {"x": rig.x, "topk_ids": rig.ids, "topk_weights": rig.weights}
-    rows = {"expert_rows": [rig.array("expert_rows")] * 2}
+    sent = {"x": rig.x[0], "topk_ids": rig.ids[0], "topk_weights": rig.weights[0]}
+    rows = {"expert_rows": rig.array("expert_rows")}
+    right = {"dispatch": sent, "dispatch_async": sent, "dispatch_wait": {"like": rig.x[0]}}
+    right |= {"combine": rows, "combine_async": rows}
+
+    def together(name: str) -> tuple:
+        """Returns a function whose arguments are those of the last rank's call."""
+        kind, given = CALLS[name], right.get(name, {})
+        return lambda **last: ranks.together([kind(**given), kind(**last)]), given
+
     return {
+        **{f"Communicators.together.{name}": together(name) for name in CALLS},
         "Communicators.__init__": (ferry.Communicators, {"group": rig.of.group, "plan": rig.of.plan}),
-        "Communicators.dispatch": (ranks.dispatch, sent),
-        "Communicators.dispatch_async": (ranks.dispatch_async, sent),
-        "Communicators.dispatch_counts": (ranks.dispatch_counts, {}),
-        "Communicators.dispatch_wait": (ranks.dispatch_wait, {"like": rig.x[0]}),
-        "Communicators.combine": (ranks.combine, rows),
-        "Communicators.combine_async": (ranks.combine_async, rows),
-        "Communicators.combine_wait": (ranks.combine_wait, {}),
-        "Communicators.give_up": (ranks.give_up, {}),
+        "Communicators.together": (ranks.together, {"calls": [ferry.Dispatch(**sent)] * 2}),
         "Communicators.synchronize": (ranks.synchronize, {}),
         "Communicators.check": (ranks.check, {}),
         "Communicators.close": (ranks.close, {}),
@@ -264,7 +282,7 @@ def cells(rig: Rig, parameter: stubs.Parameter) -> dict[str, object]:
             made.pop("beyond its memory")
             made.pop("masked")
         return made
-    if annotation.startswith(("Each", "Sequence[DispatchOutput]")):
+    if annotation.startswith(("Each", "Sequence[Call]")):
         return of_each(rig, parameter)
     if annotation == "DispatchOutput | None":
         return wrong.objects() | {"without tensors": ferry.DispatchOutput(rows=4)}
@@ -279,11 +297,9 @@ def of_each(rig: Rig, parameter: stubs.Parameter) -> dict[str, object]:
     count = len(rig.of.ranks)
     if name == "streams":
         right, wrongs = 0, wrong.STREAMS
-    elif parameter.annotation.startswith("Sequence[DispatchOutput]"):
-        right, wrongs = rig.of.ranks[0].outputs(rig.x[0]), wrong.objects()
     else:
-        right = rig.array(name)
-        wrongs = wrong.tensors(right, rig, name in WRITTEN)
+        right, wrongs = ferry.Dispatch(rig.x[0], rig.ids[0]), wrong.objects()
+        wrongs |= {"another kind": ferry.GiveUp(), "no value": ferry.Dispatch}
     made = {"a number": 7, "an array": np.zeros((2, 2)), "an object": object()}
     made |= {"too few": [right] * (count - 1), "too many": [right] * (count + 1)}
     if name != "streams":

@@ -18,7 +18,7 @@ def test_an_input_fault_is_a_value(bench):
     of = bench(2)
     x, ids, _ = of.problem(1, holes=0).arguments
     ids[1][3, 1] = 99
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     assert of.ranks[0].check() is None
     fault = of.ranks[1].check()
     assert fault.kind == "InvalidExpert" and fault.is_input
@@ -26,7 +26,7 @@ def test_an_input_fault_is_a_value(bench):
     assert "99" in str(fault) and "InvalidExpert" in repr(fault)
     assert of.ranks[1].check() is None
     # The round goes on, without that entry.
-    of.ranks.combine([output.tokens for output in rows])
+    of.together(ferry.Combine, [output.tokens for output in rows])
     assert sum(int(output.row_offsets[-1]) for output in rows) == 2 * 5 * 2 - 1
 
 
@@ -42,7 +42,7 @@ def test_a_fault_of_a_call_is_also_returned_by_synchronize(bench):
 def test_outputs_that_are_too_small(bench):
     of = bench(2)
     x, ids, _ = of.problem(2, holes=0).arguments
-    of.ranks.dispatch(x, ids, capacity=3)
+    of.together(ferry.Dispatch, x, ids, capacity=3)
     kinds = [fault and fault.kind for fault in of.ranks.check()]
     assert "OutputTooSmall" in kinds
 
@@ -102,10 +102,10 @@ def test_a_single_call_that_would_wait_for_this_thread_raises(bench):
         with pytest.raises(ferry.ThreadError, match="rank 0 would wait for rank 1"):
             of.ranks[0].dispatch(x[0], ids[0])
         assert of.ranks[0].round == "idle"
-        rows = of.ranks.dispatch(x, ids)
+        rows = of.together(ferry.Dispatch, x, ids)
         with pytest.raises(ferry.ThreadError, match="rank 1 would wait for rank 0"):
             of.ranks[1].combine(rows[1].tokens)
-        of.ranks.combine([output.tokens for output in rows])
+        of.together(ferry.Combine, [output.tokens for output in rows])
     # Halves that wait for nobody may be called one by one.
     for number in range(2):
         of.ranks[number].dispatch_async(x[number], ids[number])
@@ -149,8 +149,8 @@ def test_a_thread_drives_a_rank_once_it_made_a_call_of_a_round(bench):
 def test_a_rank_that_moves_to_another_thread(bench):
     of = bench(2)
     x, ids, _ = of.problem(4).arguments
-    rows = of.ranks.dispatch(x, ids)
-    of.ranks.combine([output.tokens for output in rows])
+    rows = of.together(ferry.Dispatch, x, ids)
+    of.together(ferry.Combine, [output.tokens for output in rows])
     idle = threading.Event()
     other = threading.Thread(target=idle.wait, daemon=True)
     other.start()
@@ -259,8 +259,8 @@ if pid == 0:
     del ranks, group, plan
     sys.exit(0)
 os.waitpid(pid, 0)
-rows = ranks.dispatch([x, x], [ids, ids])
-ranks.combine([output.tokens for output in rows])
+rows = ranks.together([ferry.Dispatch(x, ids)] * 2)
+ranks.together([ferry.Combine(output.tokens) for output in rows])
 ranks.close()
 group.close()
 """

@@ -34,7 +34,7 @@ def test_rows_are_what_was_sent(bench, format):
     x, ids, weights = problem.arguments
     name = format.partition(":")[0]
     scale = [np.array([2.0], dtype=np.float32)] * 2 if name == "nvfp4" else None
-    rows = of.ranks.dispatch(x, ids, weights, input_scale=scale)
+    rows = of.together(ferry.Dispatch, x, ids, weights, input_scale=scale)
     for rank, output in enumerate(rows):
         decoded = decode(format, output, hidden, 2.0)
         library = ferry.decode(of.plan, output, 2.0 if scale else None)
@@ -53,7 +53,7 @@ def test_rows_are_what_was_sent(bench, format):
         assert (error <= BOUNDS[name] * most).all(), (error / most).max()
         if name != "bf16":
             assert error.any()
-    of.ranks.combine([np.zeros((output.rows, hidden), dtype=np.uint16) for output in rows])
+    of.together(ferry.Combine, [np.zeros((output.rows, hidden), dtype=np.uint16) for output in rows])
 
 
 def test_outputs_are_those_of_the_plan(bench):

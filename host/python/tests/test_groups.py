@@ -89,7 +89,7 @@ def test_an_exception_in_a_block_is_not_hidden():
     with pytest.raises(ZeroDivisionError), group, ferry.Communicators(group, plan) as ranks:
         import numpy
 
-        ranks.dispatch([numpy.zeros((1, 8), numpy.uint16)], [numpy.zeros((1, 1), numpy.int32)])
+        ranks[0].dispatch(numpy.zeros((1, 8), numpy.uint16), numpy.zeros((1, 1), numpy.int32))
         _ = 1 / 0
     assert ranks[0].closed
 

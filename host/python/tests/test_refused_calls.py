@@ -11,7 +11,7 @@ import weakref
 import ferry_ep as ferry
 import numpy as np
 import pytest
-from conftest import in_threads
+from conftest import in_threads, together
 from ferry_ep.core import memory
 from oracle import bf16, bits
 
@@ -33,11 +33,11 @@ def patiently(call, *arguments):
 def test_an_open_dispatch_keeps_its_tokens(bench):
     of = bench(2)
     first, other = of.problem(1), of.problem(2)
-    of.ranks.dispatch_async(*first.arguments)
+    of.together(ferry.DispatchAsync, *first.arguments)
     x, ids, weights = other.arguments
     for _ in range(3):
         with pytest.raises(ferry.OrderError, match="nothing was launched"):
-            of.ranks.dispatch_async(x, ids, weights)
+            of.together(ferry.DispatchAsync, x, ids, weights)
         for rank in of.ranks:
             at = rank.rank
             with pytest.raises(ferry.OrderError):
@@ -46,8 +46,8 @@ def test_an_open_dispatch_keeps_its_tokens(bench):
                 rank.dispatch(x[at], ids[at], weights[at])
             with pytest.raises(ferry.FerryError):
                 rank.combine(np.zeros((40, 64), dtype=np.uint16))
-    rows = of.ranks.dispatch_wait(like=x[0])
-    sums = of.ranks.combine([of.answers(rank, output) for rank, output in enumerate(rows)])
+    rows = of.together(ferry.DispatchWait, like=x[0])
+    sums = of.together(ferry.Combine, [of.answers(rank, output) for rank, output in enumerate(rows)])
     for rank, given in enumerate(sums):
         np.testing.assert_array_equal(given, bits(bf16(first.sums(rank, "reduced"))))
 
@@ -55,9 +55,9 @@ def test_an_open_dispatch_keeps_its_tokens(bench):
 def test_an_open_combine_keeps_its_rows(bench):
     of = bench(2)
     problem = of.problem(3)
-    rows = of.ranks.dispatch(*problem.arguments)
+    rows = of.together(ferry.Dispatch, *problem.arguments)
     answers = [of.answers(rank, output) for rank, output in enumerate(rows)]
-    sums = of.ranks.combine_async(answers)
+    sums = of.together(ferry.CombineAsync, answers)
     untouched = np.full_like(sums[0], 7)
     for rank in of.ranks:
         with pytest.raises(ferry.FerryError):
@@ -65,8 +65,8 @@ def test_an_open_combine_keeps_its_rows(bench):
         with pytest.raises(ferry.OrderError):
             rank.combine_async(np.zeros_like(answers[0]), out=untouched)
     with pytest.raises(ferry.OrderError):
-        of.ranks.dispatch(*of.problem(4).arguments)
-    of.ranks.combine_wait()
+        of.together(ferry.Dispatch, *of.problem(4).arguments)
+    of.together(ferry.CombineWait)
     assert (untouched == 7).all()
     for rank, given in enumerate(sums):
         np.testing.assert_array_equal(given, bits(bf16(problem.sums(rank, "reduced"))))
@@ -119,7 +119,7 @@ def test_calls_of_other_threads_leave_a_silu_alone(bench):
 def test_refused_calls_keep_no_memory(bench):
     of = bench(2)
     x, ids, weights = of.problem(7).arguments
-    of.ranks.dispatch_async(x, ids, weights)
+    of.together(ferry.DispatchAsync, x, ids, weights)
 
     def refuse() -> None:
         for rank in of.ranks:
@@ -133,7 +133,7 @@ def test_refused_calls_keep_no_memory(bench):
     for _ in range(20):
         refuse()
     assert device_bytes(of.ranks[0]) == before
-    of.ranks.dispatch_wait(like=x[0])
+    of.together(ferry.DispatchWait, like=x[0])
 
 
 def test_tokens_of_work_that_nobody_waited_for_stay(bench):
@@ -142,13 +142,13 @@ def test_tokens_of_work_that_nobody_waited_for_stay(bench):
     problems = [of.problem(seed) for seed in range(4)]
     outs = [[rank.outputs() for rank in of.ranks] for _ in problems]
     for problem, out in zip(problems, outs, strict=True):
-        of.ranks.dispatch_async(*problem.arguments)
-        of.ranks.dispatch_wait(out=out)
-        of.ranks.combine([rows.tokens for rows in out], out=[rank.combined() for rank in of.ranks])
+        of.together(ferry.DispatchAsync, *problem.arguments)
+        of.together(ferry.DispatchWait, out=out)
+        of.together(ferry.Combine, [rows.tokens for rows in out], out=[rank.combined() for rank in of.ranks])
     of.ranks.synchronize()
     for problem, out in zip(problems, outs, strict=True):
-        wanted = of.ranks.dispatch(*problem.arguments)
-        of.ranks.give_up()
+        wanted = of.together(ferry.Dispatch, *problem.arguments)
+        of.together(ferry.GiveUp)
         for rows, given in zip(wanted, out, strict=True):
             end = rows.row_offsets[-1]
             np.testing.assert_array_equal(given.row_offsets.numpy(), rows.row_offsets)
@@ -171,7 +171,7 @@ def test_device_arrays_of_calls_are_used_again(bench):
 
     def play(count: int) -> list:
         for _ in range(count):
-            rows = of.ranks.dispatch(x, ids, weights)
+            rows = of.together(ferry.Dispatch, x, ids, weights)
             assert all(isinstance(output.tokens, ferry.DeviceArray) for output in rows)
             of.ranks.synchronize()
             for rank, output in enumerate(rows):
@@ -179,7 +179,7 @@ def test_device_arrays_of_calls_are_used_again(bench):
                     tokens=output.tokens.numpy(), row_offsets=output.row_offsets.numpy()
                 )
                 output.tokens.copy_from(of.answers(rank, host))
-            sums = of.ranks.combine([output.tokens for output in rows])
+            sums = of.together(ferry.Combine, [output.tokens for output in rows])
             of.ranks.synchronize()
             for rank, given in enumerate(sums):
                 np.testing.assert_array_equal(given.numpy(), bits(bf16(problem.sums(rank, "reduced"))))
@@ -216,20 +216,20 @@ def test_an_array_that_another_stream_uses_is_not_used_again(bench):
 def test_an_array_is_the_output_of_one_rank_alone(bench):
     of = bench(2)
     x, ids, weights = of.problem(9).arguments
-    rows = of.ranks.dispatch(x, ids, weights)
+    rows = of.together(ferry.Dispatch, x, ids, weights)
     answers = [output.tokens for output in rows]
     both = np.zeros((5, 64), dtype=np.uint16)
     with pytest.raises(
         ferry.TensorError, match=r"combined: wanted memory of its own, given that of combined"
     ):
-        of.ranks.combine(answers, out=[both, both])
+        of.together(ferry.Combine, answers, out=[both, both])
     halves = np.zeros((9, 64), dtype=np.uint16)
     with pytest.raises(ferry.TensorError, match="memory of its own"):
-        of.ranks.combine_async(answers, out=[halves[:5], halves[4:]])
-    of.ranks.combine(answers, out=[both, np.zeros_like(both)])
+        of.together(ferry.CombineAsync, answers, out=[halves[:5], halves[4:]])
+    of.together(ferry.Combine, answers, out=[both, np.zeros_like(both)])
     out = of.ranks[0].outputs(x[0])
     with pytest.raises(ferry.TensorError, match="memory of its own"):
-        of.ranks.dispatch(x, ids, weights, out=[out, out])
+        of.together(ferry.Dispatch, x, ids, weights, out=[out, out])
     assert of.ranks[0].round == "idle"
 
 
@@ -249,11 +249,11 @@ def test_an_array_is_one_output(bench):
 def test_arrays_that_a_wait_fills_are_still_there(bench):
     of = bench(2)
     x, ids, weights = of.problem(10).arguments
-    rows = of.ranks.dispatch(x, ids, weights)
-    sums = of.ranks.combine_async([output.tokens for output in rows])
+    rows = of.together(ferry.Dispatch, x, ids, weights)
+    sums = of.together(ferry.CombineAsync, [output.tokens for output in rows])
     sums[1].resize((1, 64), refcheck=False)
     with pytest.raises(ferry.TensorError, match="combined: wanted the memory that it had"):
-        of.ranks.combine_wait()
+        of.together(ferry.CombineWait)
     with pytest.raises(ferry.TensorError, match="combined: wanted the memory that it had"):
         of.ranks[1].combine_wait()
     assert of.ranks[1].round == "combine sent"
@@ -268,10 +268,10 @@ def test_a_communicator_in_a_round_ends_with_its_last_reference(bench):
         ranks = ferry.Communicators(group, plan)
         references = [weakref.ref(rank) for rank in ranks]
         if half:
-            rows = ranks.dispatch(x, ids, weights)
-            ranks.combine_async([output.tokens for output in rows])
+            rows = together(ranks, ferry.Dispatch, x, ids, weights)
+            together(ranks, ferry.CombineAsync, [output.tokens for output in rows])
         else:
-            ranks.dispatch_async(x, ids, weights)
+            together(ranks, ferry.DispatchAsync, x, ids, weights)
         gc.disable()
         del ranks
         assert [reference() for reference in references] == [None, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ferry_ep as ferry
 import numpy as np
 import pytest
-from conftest import in_threads
+from conftest import in_threads, together
 from oracle import bf16, bits, values
 
 
@@ -24,12 +24,12 @@ def test_all_ranks_in_one_thread(bench, mode, ranks):
     for seed in range(3):
         problem = of.problem(seed, tokens=5 - seed)
         x, ids, weights = problem.arguments
-        rows = of.ranks.dispatch(x, ids, weights)
+        rows = of.together(ferry.Dispatch, x, ids, weights)
         for rank, output in enumerate(rows):
             check_rows(problem, rank, output)
         answers = [of.answers(rank, output) for rank, output in enumerate(rows)]
         given = weights if mode == "exact" else None
-        sums = of.ranks.combine(answers, topk_weights=given)
+        sums = of.together(ferry.Combine, answers, topk_weights=given)
         for rank, combined in enumerate(sums):
             np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, mode))))
         assert of.ranks.check() == [None] * ranks
@@ -42,12 +42,12 @@ def test_split_calls_of_all_ranks(bench, mode):
     of = bench(2, combine=mode)
     problem = of.problem(1)
     x, ids, weights = problem.arguments
-    of.ranks.dispatch_async(x, ids, weights)
+    of.together(ferry.DispatchAsync, x, ids, weights)
     assert [rank.round for rank in of.ranks] == ["dispatch sent"] * 2
-    rows = of.ranks.dispatch_wait(like=x[0])
+    rows = of.together(ferry.DispatchWait, like=x[0])
     answers = [of.answers(rank, output) for rank, output in enumerate(rows)]
-    sums = of.ranks.combine_async(answers, topk_weights=weights if mode == "exact" else None)
-    of.ranks.combine_wait()
+    sums = of.together(ferry.CombineAsync, answers, topk_weights=weights if mode == "exact" else None)
+    of.together(ferry.CombineWait)
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, mode))))
 
@@ -80,11 +80,11 @@ def test_counts_before_rows(bench, receive):
     problem = of.problem(4)
     x, ids, weights = problem.arguments
     with pytest.raises(ferry.OrderError, match="dispatch_counts is out of order"):
-        of.ranks.dispatch_counts()
-    of.ranks.dispatch_async(x, ids, weights)
+        of.together(ferry.DispatchCounts)
+    of.together(ferry.DispatchAsync, x, ids, weights)
     with pytest.raises(ferry.OrderError, match="call dispatch_counts between"):
         of.ranks[0].received()
-    of.ranks.dispatch_counts()
+    of.together(ferry.DispatchCounts)
     here = of.plan.config.experts // 2
     for rank, communicator in enumerate(of.ranks):
         counts = communicator.received(wait=True)
@@ -98,8 +98,8 @@ def test_counts_before_rows(bench, receive):
         assert counts.rows == (of.plan.max_rows if receive == "strided" else sum(rows))
         output = communicator.outputs(x[0], counts.rows)
         assert output.tokens.shape == (counts.rows, 64)
-    of.ranks.dispatch_wait(like=x[0])
-    of.ranks.give_up()
+    of.together(ferry.DispatchWait, like=x[0])
+    of.together(ferry.GiveUp)
     assert of.ranks.check() == [None] * 2
 
 
@@ -108,24 +108,24 @@ def test_rounds_that_are_given_up(bench):
     problem = of.problem(4)
     x, ids, weights = problem.arguments
     with pytest.raises(ferry.OrderError, match="give_up is out of order: no round is open"):
-        of.ranks.give_up()
-    first = of.ranks.dispatch(x, ids, weights)
-    of.ranks.give_up()
+        of.together(ferry.GiveUp)
+    first = of.together(ferry.Dispatch, x, ids, weights)
+    of.together(ferry.GiveUp)
     assert [rank.round for rank in of.ranks] == ["idle"] * 2
-    of.ranks.dispatch_async(x, ids, weights)
+    of.together(ferry.DispatchAsync, x, ids, weights)
     with pytest.raises(ferry.OrderError, match="dispatch_async was not waited for"):
         of.ranks[0].give_up()
-    of.ranks.dispatch_wait(like=x[0])
+    of.together(ferry.DispatchWait, like=x[0])
     for rank in of.ranks:
         rank.give_up()
     # The same ids with other rows, whose places are the same.
     other = of.problem(5).arguments[0]
-    rows = of.ranks.dispatch(other, ids, weights)
+    rows = of.together(ferry.Dispatch, other, ids, weights)
     for rank, output in enumerate(rows):
         rows_here = int(output.row_offsets[-1])
         np.testing.assert_array_equal(output.src_info[:rows_here], first[rank].src_info[:rows_here])
         check_rows(problem, rank, first[rank])
-    of.ranks.combine([output.tokens for output in rows])
+    of.together(ferry.Combine, [output.tokens for output in rows])
     assert of.ranks.check() == [None] * 2
     of.ranks.close()
     of.group.close()
@@ -135,8 +135,8 @@ def test_rows_apart(bench):
     of = bench(2, combine="exact")
     problem = of.problem(5)
     x, ids, _ = problem.arguments
-    rows = of.ranks.dispatch(x, ids)
-    apart = of.ranks.combine([output.tokens for output in rows])
+    rows = of.together(ferry.Dispatch, x, ids)
+    apart = of.together(ferry.Combine, [output.tokens for output in rows])
     for rank, result in enumerate(apart):
         assert result.shape == (5, 2, 64)
         for token, slot in np.ndindex(5, 2):
@@ -149,12 +149,13 @@ def test_options_of_a_combine(bench):
     of = bench(2, options=True)
     problem = of.problem(6)
     x, ids, weights = problem.arguments
-    rows = of.ranks.dispatch(x, ids, weights)
+    rows = of.together(ferry.Dispatch, x, ids, weights)
     random = np.random.default_rng(2)
     factors = [random.random(5).astype(np.float32) for _ in range(2)]
     bias = bf16(random.standard_normal(64))
     residual = [bf16(random.standard_normal((5, 64))) for _ in range(2)]
-    sums = of.ranks.combine(
+    sums = of.together(
+        ferry.Combine,
         [of.answers(rank, output) for rank, output in enumerate(rows)],
         row_scales=factors,
         bias=[bits(bias)] * 2,
@@ -171,7 +172,7 @@ def test_row_weights(bench):
     of = bench(2, options=True)
     problem = of.problem(7)
     x, ids, weights = problem.arguments
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     of_rows = []
     for rank, output in enumerate(rows):
         of_rank = np.full(output.rows, np.nan, dtype=np.float32)
@@ -179,7 +180,7 @@ def test_row_weights(bench):
             of_rank[at] = weights[source][token, slot]
         of_rows.append(of_rank)
     answers = [of.answers(rank, output) for rank, output in enumerate(rows)]
-    sums = of.ranks.combine(answers, row_weights=of_rows)
+    sums = of.together(ferry.Combine, answers, row_weights=of_rows)
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, "reduced"))))
 
@@ -189,11 +190,11 @@ def test_tokens_counted_on_the_device(bench):
     problem = of.problem(8)
     x, ids, _ = problem.arguments
     count = np.array([2], dtype=np.uint32)
-    rows = of.ranks.dispatch(x, ids, tokens_on_device=[count, count])
+    rows = of.together(ferry.Dispatch, x, ids, tokens_on_device=[count, count])
     wanted = sum(int((of_rank[:2] >= 0).sum()) for of_rank in ids)
     assert sum(int(output.row_offsets[-1]) for output in rows) == wanted
     out = [np.full((5, 64), 7, dtype=np.uint16) for _ in range(2)]
-    of.ranks.combine([output.tokens for output in rows], out=out)
+    of.together(ferry.Combine, [output.tokens for output in rows], out=out)
     # Rows from the number on are not written.
     assert all((of_rank[2:] == 7).all() and (of_rank[:2] != 7).any() for of_rank in out)
 
@@ -202,7 +203,7 @@ def test_a_shared_expert_has_a_group_of_its_own(bench):
     of = bench(2, shared_expert=True)
     problem = of.problem(9)
     x, ids, _ = problem.arguments
-    rows = of.ranks.dispatch(x, ids)
+    rows = of.together(ferry.Dispatch, x, ids)
     assert of.plan.groups == of.plan.local_experts + 1
     for rank, output in enumerate(rows):
         np.testing.assert_array_equal(output.tokens[output.rows_of(0)], x[rank])
@@ -231,13 +232,13 @@ def test_outputs_serve_many_rounds_and_keep_what_is_not_written(bench):
     for seed in range(2):
         problem = of.problem(seed)
         x, ids, weights = problem.arguments
-        assert of.ranks.dispatch(x, ids, weights, out=outs)[0] is outs[0]
+        assert of.together(ferry.Dispatch, x, ids, weights, out=outs)[0] is outs[0]
         for rank, output in enumerate(outs):
             check_rows(problem, rank, output)
             end = max(int(output.row_offsets[-1]), len(of.problem(0).rows(rank)))
             assert (output.tokens[end:] == 0x1234).all()
         answers = [of.answers(rank, output) for rank, output in enumerate(outs)]
-        of.ranks.combine(answers, out=combined)
+        of.together(ferry.Combine, answers, out=combined)
         for rank in range(2):
             np.testing.assert_array_equal(combined[rank], bits(bf16(problem.sums(rank, "reduced"))))
 
@@ -247,8 +248,8 @@ def test_a_rank_may_bring_no_token(bench):
     nothing = np.empty((0, 64), dtype=np.uint16), np.empty((0, 2), dtype=np.int32)
     some = np.zeros((3, 64), dtype=np.uint16), np.zeros((3, 2), dtype=np.int32)
     some[1][:, 1] = 3
-    rows = of.ranks.dispatch([nothing[0], some[0]], [nothing[1], some[1]])
-    sums = of.ranks.combine([output.tokens for output in rows])
+    rows = of.together(ferry.Dispatch, [nothing[0], some[0]], [nothing[1], some[1]])
+    sums = of.together(ferry.Combine, [output.tokens for output in rows])
     assert [of_rank.shape for of_rank in sums] == [(0, 64), (3, 64)]
 
 
@@ -257,7 +258,7 @@ def test_rows_of_x_may_have_a_stride(bench):
     wide = np.arange(5 * 80, dtype=np.uint16).reshape(5, 80)
     ids = np.zeros((5, 2), dtype=np.int32)
     ids[:, 1] = -1
-    (output,) = of.ranks.dispatch([wide[:, :64]], [ids])
+    (output,) = of.together(ferry.Dispatch, [wide[:, :64]], [ids])
     np.testing.assert_array_equal(output.tokens[:5], wide[:, :64])
 
 
@@ -279,10 +280,11 @@ def test_two_communicators_of_a_group(bench):
     of = bench(2)
     second = ferry.Communicators(of.group, of.plan)
     one, two = of.problem(1), of.problem(2)
-    rows_one = of.ranks.dispatch(*one.arguments)
-    rows_two = second.dispatch(*two.arguments)
+    rows_one = of.together(ferry.Dispatch, *one.arguments)
+    rows_two = together(second, ferry.Dispatch, *two.arguments)
     for problem, ranks, rows in ((two, second, rows_two), (one, of.ranks, rows_one)):
-        sums = ranks.combine([of.answers(rank, output) for rank, output in enumerate(rows)])
+        calls = [ferry.Combine(of.answers(rank, output)) for rank, output in enumerate(rows)]
+        sums = ranks.together(calls)
         for rank, combined in enumerate(sums):
             np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, "reduced"))))
     second.close()

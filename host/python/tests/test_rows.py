@@ -109,7 +109,7 @@ def test_rounds_of_each_layout(bench, receive, format, transposed, id_type):
         x, ids, weights = problem.arguments
         ids = [of_rank.astype({"i32": np.int32, "i64": np.int64}[id_type]) for of_rank in ids]
         outs = poisoned_outputs(of, id_type=id_type)
-        of.ranks.dispatch(x, ids, weights, out=outs)
+        of.together(ferry.Dispatch, x, ids, weights, out=outs)
         kept = kept_rows(of, problem)
         views = [rank.view() if receive == "view" else None for rank in of.ranks]
         for rank, output in enumerate(outs):
@@ -117,7 +117,8 @@ def test_rounds_of_each_layout(bench, receive, format, transposed, id_type):
         answers = [random_answers(random, of_rank, 256) for of_rank in kept]
         given = [random.random(of_rank.ids.shape).astype(np.float32) for of_rank in kept]
         start = [[random_bf16(random, rows.shape) for _ in range(2)] for rows in x]
-        results = of.ranks.combine(
+        results = of.together(
+            ferry.Combine,
             [bits_or_nan(rows) for rows in answers],
             initial=[tuple(bits(part) for part in parts) for parts in start],
             received_weights=given,
@@ -173,13 +174,13 @@ def test_absent_rows_are_cleared(bench):
     of = bench(2, receive="strided", clear_absent=True, format="fp8", hidden=128)
     problem = of.problem(3, tokens=4, holes=0.6)
     x, ids, weights = problem.arguments
-    outs = of.ranks.dispatch(x, ids, weights, out=poisoned_outputs(of))
+    outs = of.together(ferry.Dispatch, x, ids, weights, out=poisoned_outputs(of))
     for output, kept in zip(outs, kept_rows(of, problem), strict=True):
         absent = (kept.src_info[:, 0] < 0).nonzero()[0]
         assert len(absent) >= 2 and len(kept.row_of) >= 2
         assert not output.tokens[absent].any() and not output.scales[absent].any()
         assert output.tokens[list(kept.row_of.values())].any(axis=1).all()
-    of.ranks.combine([np.zeros((output.rows, 128), dtype=np.uint16) for output in outs])
+    of.together(ferry.Combine, [np.zeros((output.rows, 128), dtype=np.uint16) for output in outs])
 
 
 def test_compact_rows_that_do_not_fit(bench):
@@ -188,7 +189,7 @@ def test_compact_rows_that_do_not_fit(bench):
     x, ids, weights = problem.arguments
     capacity = 3
     kept = kept_rows(of, problem, capacity)
-    outs = of.ranks.dispatch(x, ids, weights, out=poisoned_outputs(of, capacity))
+    outs = of.together(ferry.Dispatch, x, ids, weights, out=poisoned_outputs(of, capacity))
     for rank, output in enumerate(outs):
         check_received(of, problem, rank, kept[rank], output)
         fault = of.ranks[rank].check()
@@ -197,7 +198,7 @@ def test_compact_rows_that_do_not_fit(bench):
     random = np.random.default_rng(8)
     answers = [random_answers(random, of_rank, 64) for of_rank in kept]
     given = [random.random(of_rank.ids.shape).astype(np.float32) for of_rank in kept]
-    results = of.ranks.combine([bits_or_nan(rows) for rows in answers], received_weights=given)
+    results = of.together(ferry.Combine, [bits_or_nan(rows) for rows in answers], received_weights=given)
     nothing = np.zeros((5, 64), dtype=np.float32)
     for rank, (sums, returned) in enumerate(results):
         np.testing.assert_array_equal(sums, bits(bf16(sums_of_kept(rank, kept, answers, [nothing]))))
@@ -211,13 +212,13 @@ def test_rows_of_other_formats_are_those_of_rows_by_expert(bench, format):
     problem = bench(1, **sizes).problem(9, holes=0)
     x, ids, weights = problem.arguments
     by_expert = bench(1, **sizes)
-    (output,) = by_expert.ranks.dispatch(x, ids, weights)
+    (output,) = by_expert.together(ferry.Dispatch, x, ids, weights)
     order = [token for _, _, token, _ in problem.rows(0)]
     wanted = np.empty((5, 256), dtype=np.float32)
     wanted[order] = decode(format, output, 256)
     for receive in LAYOUTS:
         of = bench(1, receive=receive, **sizes)
-        (output,) = of.ranks.dispatch(x, ids, weights)
+        (output,) = of.together(ferry.Dispatch, x, ids, weights)
         view = of.ranks[0].view() if receive == "view" else None
         np.testing.assert_array_equal(ferry.decode(of.plan, output, view=view), wanted)
 
@@ -227,8 +228,8 @@ def test_wide_ids_by_expert(bench):
     problem = of.problem(1)
     x, ids, weights = problem.arguments
     wide = [ids[0].astype(np.int64), Wrapped(ids[1].astype(np.int64))]
-    outs = of.ranks.dispatch(x, wide, weights)
-    sums = of.ranks.combine([of.answers(rank, output) for rank, output in enumerate(outs)])
+    outs = of.together(ferry.Dispatch, x, wide, weights)
+    sums = of.together(ferry.Combine, [of.answers(rank, output) for rank, output in enumerate(outs)])
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, "reduced"))))
 
@@ -241,7 +242,7 @@ def test_a_wide_id_out_of_range_is_a_fault_as_a_value(bench, receive, number):
     x, ids, _ = problem.arguments
     ids = [of_rank.astype(np.int64) for of_rank in ids]
     ids[1][3, 1] = number
-    outs = of.ranks.dispatch(x, ids)
+    outs = of.together(ferry.Dispatch, x, ids)
     assert of.ranks[0].check() is None
     fault = of.ranks[1].check()
     assert (fault.kind, fault.index, fault.slot, fault.is_input) == ("InvalidExpert", 3, 1, True)

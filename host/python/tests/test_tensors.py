@@ -39,11 +39,11 @@ def test_dlpack(bench):
     of = bench(1)
     problem = of.problem(1)
     x, ids, weights = problem.arguments
-    (rows,) = of.ranks.dispatch([Wrapped(x[0])], [Wrapped(ids[0])], [Wrapped(weights[0])])
-    (combined,) = of.ranks.combine([Wrapped(of.answers(0, rows))])
+    (rows,) = of.together(ferry.Dispatch, [Wrapped(x[0])], [Wrapped(ids[0])], [Wrapped(weights[0])])
+    (combined,) = of.together(ferry.Combine, [Wrapped(of.answers(0, rows))])
     np.testing.assert_array_equal(combined, bits(bf16(problem.sums(0, "reduced"))))
     with pytest.raises(ferry.TensorError, match="DLPack type"):
-        of.ranks.dispatch([Wrapped(x[0].astype(np.float64))], ids)
+        of.together(ferry.Dispatch, [Wrapped(x[0].astype(np.float64))], ids)
 
 
 def test_memory_of_another_device_is_refused(bench):

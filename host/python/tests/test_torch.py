@@ -54,13 +54,13 @@ def test_tensors_of_torch(bench):
     if of.device != "cpu":
         torch.cuda.synchronize()
         streams = [torch.cuda.Stream() for _ in range(2)]
-    rows = of.ranks.dispatch(*zip(*given, strict=True), streams=streams)
+    rows = of.together(ferry.Dispatch, *zip(*given, strict=True), streams=streams)
     of.ranks.synchronize(streams=streams)
     assert rows[0].tokens.dtype == torch.bfloat16 and rows[0].row_offsets.dtype == torch.int32
     given = [answers(of, rank, output) for rank, output in enumerate(rows)]
     if streams is not None:
         torch.cuda.synchronize()
-    sums = of.ranks.combine(given, streams=streams)
+    sums = of.together(ferry.Combine, given, streams=streams)
     of.ranks.synchronize(streams=streams)
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(as_bits(combined), bits(bf16(problem.sums(rank, "reduced"))))
@@ -74,7 +74,7 @@ def test_formats(bench, format):
     output = exchange.dispatch(x, ids, weights)
     plain = bench(1, gpu=None, format=format, hidden=128)
     problem = plain.problem(2)
-    (wanted,) = plain.ranks.dispatch(*problem.arguments)
+    (wanted,) = plain.together(ferry.Dispatch, *problem.arguments)
     end = int(wanted.row_offsets[-1])
     codes = output.tokens.view(torch.uint8)[:end].cpu().numpy()
     np.testing.assert_array_equal(codes, wanted.tokens[:end])
@@ -354,7 +354,7 @@ def test_rows_as_they_came(bench, receive, id_type):
     of, plain = bench(2, receive=receive), bench(2, gpu=None, receive=receive)
     problem = of.problem(6)
     ids = [given.astype("int64" if id_type == torch.int64 else "int32") for given in problem.ids]
-    wanted = plain.ranks.dispatch(problem.arguments[0], ids, problem.arguments[2])
+    wanted = plain.together(ferry.Dispatch, problem.arguments[0], ids, problem.arguments[2])
 
     def run(rank):
         exchange = ferry_torch.Exchange(of.ranks[rank])

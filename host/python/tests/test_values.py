@@ -17,8 +17,8 @@ def a_fault() -> ferry.Fault:
     group = ferry.Group.simulated(1)
     config = ferry.Config(experts=2, top_k=1, hidden=8, max_tokens_per_rank=1)
     with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
-        ranks.dispatch([np.zeros((1, 8), dtype=np.uint16)], [np.array([[-7]], dtype=np.int32)])
-        ranks.give_up()
+        ranks[0].dispatch(np.zeros((1, 8), dtype=np.uint16), np.array([[-7]], dtype=np.int32))
+        ranks[0].give_up()
         (fault,) = ranks.check()
     return fault
 
@@ -142,7 +142,7 @@ def refuse(number: int):
         raise ferry.PeerTimeout("late", FAULT)
     config = ferry.Config(experts=2, top_k=1, hidden=8, max_tokens_per_rank=1)
     with ferry.Communicators(group, ferry.Plan(group, config)) as ranks:
-        ranks.dispatch([1, 2], [3, 4])
+        ranks.together([ferry.Dispatch(1, 3), ferry.Dispatch(2, 4)])
 
 
 def test_a_pool_brings_exceptions_back():

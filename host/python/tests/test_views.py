@@ -20,7 +20,7 @@ def test_a_view_ends_with_its_round(bench):
     with pytest.raises(ferry.OrderError, match="view is out of order"):
         of.ranks[0].view()
     answers = [np.zeros((10, 128), dtype=np.uint16)] * 2
-    of.ranks.dispatch(x, ids)
+    of.together(ferry.Dispatch, x, ids)
     first = of.ranks[0].view()
     assert first.tokens.shape == (10, 128) and first.tokens.strides == (first.row_stride, 1)
     assert first.scales.shape == (10, 1) and first.scales.strides == (first.row_stride // 4, 1)
@@ -31,17 +31,17 @@ def test_a_view_ends_with_its_round(bench):
         np.from_dlpack(first.tokens)
     with pytest.raises(ferry.TensorError, match=r"synchronize\(\), \.numpy\(\) copies it, given a ViewArray"):
         np.asarray(first.tokens)
-    of.ranks.combine_async(answers)
+    of.together(ferry.CombineAsync, answers)
     for use in (lambda: first.tokens.address, first.tokens.numpy, first.scales.numpy):
         with pytest.raises(ferry.OrderError, match="the view has ended"):
             use()
-    of.ranks.combine_wait()
-    of.ranks.dispatch(x, ids)
+    of.together(ferry.CombineWait)
+    of.together(ferry.Dispatch, x, ids)
     second = of.ranks[0].view()
     with pytest.raises(ferry.OrderError, match="the view has ended"):
         of.ranks[0].empty((1,), "u8") and first.tokens.numpy()
     assert second.tokens.numpy().shape == (10, 128)
-    of.ranks.combine(answers)
+    of.together(ferry.Combine, answers)
     assert "ended" in repr(second.tokens)
     of.ranks.close()
     with pytest.raises(ferry.ClosedError, match="the view has ended"):
@@ -56,8 +56,8 @@ def test_a_view_ends_with_its_round(bench):
 def test_a_view_ends_with_a_round_that_is_given_up(bench):
     of = bench(2, receive="view")
     x, ids, _ = of.problem(9).arguments
-    for give_up in (of.ranks.give_up, lambda: [rank.give_up() for rank in of.ranks]):
-        of.ranks.dispatch(x, ids)
+    for give_up in (lambda: of.together(ferry.GiveUp), lambda: [rank.give_up() for rank in of.ranks]):
+        of.together(ferry.Dispatch, x, ids)
         view = of.ranks[0].view()
         assert view.tokens.numpy().shape == (10, 64)
         give_up()
@@ -70,12 +70,12 @@ def test_rows_of_a_view_can_be_sent_on(bench):
     of = bench(1, receive="view")
     second = ferry.Communicators(of.group, of.plan)
     x, ids, _ = of.problem(6, holes=0).arguments
-    of.ranks.dispatch(x, ids)
+    of.together(ferry.Dispatch, x, ids)
     tokens = of.ranks[0].view().tokens
-    second.dispatch([tokens], ids)
+    second[0].dispatch(tokens, ids[0])
     np.testing.assert_array_equal(second[0].view().tokens.numpy(), x[0])
     for ranks in (second, of.ranks):
-        ranks.combine([np.zeros((5, 64), dtype=np.uint16)])
+        ranks[0].combine(np.zeros((5, 64), dtype=np.uint16))
 
 
 def test_a_view_keeps_its_communicator_alive():

@@ -11,9 +11,9 @@ A :class:`Group` is the set of ranks, a :class:`Plan` a checked :class:`Config`,
 ...     # Each rank has one token, which goes to expert 1 (on rank 0) and expert 2 (on rank 1).
 ...     x = ferry.to_bf16(numpy.ones((1, 8)))
 ...     ids = numpy.array([[1, 2]], dtype=numpy.int32)
-...     rows = ranks.dispatch([x, x], [ids, ids])
+...     rows = ranks.together([ferry.Dispatch(x, ids)] * 2)
 ...     # Experts would work here; these return their input.
-...     sums = ranks.combine([received.tokens for received in rows])
+...     sums = ranks.together([ferry.Combine(received.tokens) for received in rows])
 >>> ferry.from_bf16(sums[0])[0].tolist()
 [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
 """
@@ -63,24 +63,44 @@ from .core.errors import (
 from .core.memory import DeviceArray, View, ViewArray
 from .core.outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .core.ranks import Communicators
+from .core.values import (
+    Call,
+    Combine,
+    CombineAsync,
+    CombineWait,
+    Dispatch,
+    DispatchAsync,
+    DispatchCounts,
+    DispatchWait,
+    GiveUp,
+)
 
 __all__ = [
     "ArgumentError",
     "Bootstrap",
     "BootstrapError",
     "BusyError",
+    "Call",
     "CapacityError",
     "ClosedError",
+    "Combine",
+    "CombineAsync",
+    "CombineWait",
     "Communicator",
     "Communicators",
     "Config",
     "DeviceArray",
     "DeviceError",
+    "Dispatch",
+    "DispatchAsync",
+    "DispatchCounts",
     "DispatchOutput",
+    "DispatchWait",
     "Fault",
     "FaultError",
     "FerryError",
     "ForkError",
+    "GiveUp",
     "Group",
     "GroupError",
     "InUseError",

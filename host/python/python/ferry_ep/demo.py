@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from . import Communicators, Config, Group, Plan, from_bf16, to_bf16
+from . import Combine, Communicators, Config, Dispatch, Group, Plan, from_bf16, to_bf16
 from .core.commands import sentences
 
 PROGRAM = "python -m ferry_ep.demo"
@@ -46,10 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
                 order = random.random((given.tokens, experts)).argsort(axis=1)
                 ids.append(order[:, : given.top_k].astype(numpy.int32))
                 weights.append(random.random((given.tokens, given.top_k), dtype=numpy.float32))
-            received = ranks.dispatch(x, ids, weights)
+            received = ranks.together([Dispatch(*of) for of in zip(x, ids, weights, strict=True)])
             sizes = [numpy.diff(output.row_offsets.astype(int)).tolist() for output in received]
             # The experts return their input, so that each sum is the token times the sum of its weights.
-            sums = ranks.combine([output.tokens for output in received])
+            sums = ranks.together([Combine(output.tokens) for output in received])
             worst = 0.0
             for rank in every:
                 wanted = from_bf16(x[rank]) * weights[rank].sum(axis=1, keepdims=True)

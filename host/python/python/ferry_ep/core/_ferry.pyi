@@ -19,13 +19,8 @@ has_nvshmem: bool
 """Whether this build has NVSHMEM groups."""
 
 _Ranks = Sequence[Communicator]
-_Streams = Sequence[int]
 _Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
-_Inputs = Sequence[DispatchInput]
-_Outputs = Sequence[DispatchOutput]
-_Answers = Sequence[CombineInput]
-_Sums = Sequence[CombineOutput]
 #: Tensors of another library.
 _Sent = tuple[object, object, object | None, object | None]
 _Returned = tuple[object, object | None, object | None, object | None, object | None]
@@ -333,6 +328,15 @@ class CombineOutput:
     def __new__(cls, combined: Tensor, weights: Tensor | None = None) -> CombineOutput: ...
 
 @final
+class Call:
+    def __new__(
+        cls,
+        name: str,
+        input: DispatchInput | CombineInput | None = None,
+        output: DispatchOutput | CombineOutput | None = None,
+    ) -> Call: ...
+
+@final
 class PreparedDispatch:
     """A dispatch with arguments that were checked once: a function of handles and addresses."""
 
@@ -404,21 +408,7 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
     @staticmethod
     def create(group: Group, plan: Plan) -> list[Communicator]: ...
     @staticmethod
-    def dispatch(ranks: _Ranks, streams: _Streams, inputs: _Inputs, outputs: _Outputs) -> None: ...
-    @staticmethod
-    def dispatch_async(ranks: _Ranks, streams: _Streams, inputs: _Inputs) -> None: ...
-    @staticmethod
-    def dispatch_counts(ranks: _Ranks, streams: _Streams) -> None: ...
-    @staticmethod
-    def dispatch_wait(ranks: _Ranks, streams: _Streams, outputs: _Outputs) -> None: ...
-    @staticmethod
-    def combine(ranks: _Ranks, streams: _Streams, inputs: _Answers, outputs: _Sums) -> None: ...
-    @staticmethod
-    def combine_async(ranks: _Ranks, streams: _Streams, inputs: _Answers, outputs: _Sums) -> None: ...
-    @staticmethod
-    def combine_wait(ranks: _Ranks, streams: _Streams) -> None: ...
-    @staticmethod
-    def give_up(ranks: _Ranks, streams: _Streams) -> None: ...
+    def together(ranks: _Ranks, streams: Sequence[int], calls: Sequence[Call]) -> None: ...
     @staticmethod
     def close_all(ranks: _Ranks) -> None: ...
     def received(self, wait: bool) -> tuple[int, int, list[int], list[int]] | None: ...

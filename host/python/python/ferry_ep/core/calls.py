@@ -1,11 +1,12 @@
-"""Calls of one rank, or of all ranks of a process: arguments, copies of CPU arrays, and waits."""
+"""Arguments of calls: copies of CPU arrays, launches, and waits."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ._ferry import (
     CombineInput,
@@ -17,7 +18,6 @@ from ._ferry import (
     format_sizes,
     layout_of,
 )
-from ._ferry import Communicator as Native
 from ._ferry import DispatchOutput as Outputs
 from .end import End, Results
 from .errors import (
@@ -35,38 +35,39 @@ from .outputs import TENSORS, DispatchOutput, SiluOutput
 from .scalars import whole
 from .tensors import Repeated, element, elements_of, scales_of, stream_of
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Answers", "Call", "Sent", "codes_and_scales", "combine", "combine_wait"]
-__all__ += ["dispatch", "dispatch_async", "dispatch_wait", "finish", "launch", "received", "result"]
+__all__ = ["Answers", "Arguments", "Sent", "codes_and_scales", "finish", "launch", "received", "result"]
 
 #: Exceptions of calls that launched nothing, so that their memory is free at once.
 _REFUSALS = (ArgumentError, BusyError, ClosedError, ForkError, OrderError, PoisonedError)
 
 
-class Sent(NamedTuple):
-    """Inputs of a dispatch: arrays of one rank, or sequences with an array for each rank."""
+@dataclass(slots=True, eq=False)
+class Sent:
+    """Inputs of a dispatch: arrays of one rank."""
 
     x: Any
     topk_ids: Any
-    topk_weights: Any
-    input_scale: Any
-    tokens_on_device: Any
+    topk_weights: Any = None
+    input_scale: Any = None
+    tokens_on_device: Any = None
 
 
-class Answers(NamedTuple):
-    """Inputs of a combine: arrays of one rank, or a sequence with an array for each rank."""
+@dataclass(slots=True, eq=False)
+class Answers:
+    """Inputs and results of a combine: arrays of one rank."""
 
     expert_rows: Any
-    topk_weights: Any
-    row_weights: Any
-    row_scales: Any
-    bias: Any
-    bias2: Any
-    residual: Any
-    initial: Any
-    received_weights: Any
+    topk_weights: Any = None
+    row_weights: Any = None
+    row_scales: Any = None
+    bias: Any = None
+    bias2: Any = None
+    residual: Any = None
+    initial: Any = None
+    received_weights: Any = None
+    out: Any = None
+    weights: Any = None
+    data_type: str = "bf16"
 
 
 def codes_and_scales(x: Any) -> tuple[Any, Any]:
@@ -104,8 +105,8 @@ class Opened(NamedTuple):
     blocks: list[Block]
 
 
-class Call:
-    """A call of one rank.
+class Arguments:
+    """Arguments of a call of one rank.
 
     With CPU arrays (simulated groups alone) inputs are copied to the rank's memory before the call; outputs,
     too, so that what a kernel does not write stays as it is; and back after the wait. The copies are the
@@ -120,6 +121,10 @@ class Call:
         self.written: list[_Written] = []
         #: Memory of the copies.
         self.blocks: list[Block] = []
+        #: Whether a second half fills what this call writes.
+        self.leaves = False
+        #: What the first half of this call has left.
+        self.opened: Opened | None = None
 
     def take(self, name: str, value: Any, wanted: str) -> Tensor:
         """Returns an argument that is read, of elements ``wanted``."""
@@ -222,24 +227,24 @@ class Call:
         if self.copies:
             raise ArgumentError("a prepared call takes memory of the device, and an array is on the CPU")
 
-    def opened(self) -> Opened:
-        """Returns what the second half of this call fills."""
-        return Opened(self.copies, self.written, self.blocks)
-
-    @classmethod
-    def second(cls, end: End, opened: Opened | None, stream: Any) -> Self:
-        """Begins the second half of a call. Raises if an array that it fills has other memory by now."""
-        call = cls(end, stream)
-        if opened is not None:
-            call.copies, call.written, call.blocks = opened
-            for written in call.written:
+    def resume(self) -> None:
+        """Takes what the first half has left. Raises if an array that it fills has other memory by now."""
+        self.opened = self.end.opened
+        if self.opened is not None:
+            self.copies, self.written, self.blocks = self.opened
+            for written in self.written:
                 written.require_same()
-        return call
+
+    def enqueued(self) -> None:
+        """Notes that the call was enqueued: what a first half leaves, and what a second half had left."""
+        self.end.drive()
+        if self.leaves:
+            self.end.opened = Opened(self.copies, self.written, self.blocks)
+        elif self.opened is not None and self.end.opened is self.opened:
+            self.end.opened = None
 
     def finish(self, *, of_round: bool = True) -> None:
         """Waits, and copies what the call filled, if an argument is a CPU array."""
-        if of_round:
-            self.end.drive()
         if not self.copies:
             return
         self.end.wait(self.stream, of_round=of_round, is_part=True)
@@ -293,9 +298,9 @@ class Call:
         return copy, block.address
 
 
-def result(end: End, given: Answers, out: Any, weights: Any, data_type: str, stream: int) -> tuple[Any, Any]:
+def result(end: End, given: Answers, stream: int) -> tuple[Any, Any]:
     """Returns ``out`` and ``weights`` of a combine, or allocates them for the tokens of the open round."""
-    data_type = element(data_type)
+    out, weights, data_type = given.out, given.weights, element(given.data_type)
     has_weights = weights is None and given.received_weights is not None
     if out is not None and not has_weights:
         return out, weights
@@ -314,103 +319,13 @@ def result(end: End, given: Answers, out: Any, weights: Any, data_type: str, str
     return out, weights
 
 
-# Calls of ranks, of one or of all of this process. Each takes a value for each rank.
-
-
-def dispatch(
-    ends: Sequence[End],
-    sent: Sequence[Sent],
-    outs: Sequence[Any],
-    capacity: int | str,
-    streams: Sequence[Any],
-) -> list[DispatchOutput]:
-    """Makes :meth:`ferry_ep.Communicator.dispatch`."""
-    calls = _calls(ends, streams)
-    inputs = [call.input(of) for call, of in zip(calls, sent, strict=True)]
-    asked = zip(calls, sent, inputs, outs, strict=True)
-    made = [
-        received(call.end, of.x, capacity, given.wide_ids, call.stream) if out is None else out
-        for call, of, given, out in asked
-    ]
-    outputs = [call.outputs(out) for call, out in zip(calls, made, strict=True)]
-    _require_peers(calls, sent=1)
-    launch(calls, Native.dispatch, inputs, outputs)
-    finish(calls)
-    return made
-
-
-def dispatch_async(ends: Sequence[End], sent: Sequence[Sent], streams: Sequence[Any]) -> None:
-    """Makes :meth:`ferry_ep.Communicator.dispatch_async`."""
-    calls = _calls(ends, streams)
-    launch(calls, Native.dispatch_async, [call.input(of) for call, of in zip(calls, sent, strict=True)])
-    for end in ends:
-        end.drive()
-
-
-def dispatch_wait(
-    ends: Sequence[End], outs: Sequence[Any], like: Any, capacity: int | str, streams: Sequence[Any]
-) -> list[DispatchOutput]:
-    """Makes :meth:`ferry_ep.Communicator.dispatch_wait`."""
-    calls = _calls(ends, streams)
-    made = [
-        received(call.end, like, capacity, call.end.native.last()[1], call.stream) if out is None else out
-        for call, out in zip(calls, outs, strict=True)
-    ]
-    outputs = [call.outputs(out) for call, out in zip(calls, made, strict=True)]
-    _require_peers(calls)
-    launch(calls, Native.dispatch_wait, outputs)
-    finish(calls)
-    return made
-
-
-def combine(
-    ends: Sequence[End],
-    answers: Sequence[Answers],
-    outs: Sequence[tuple[Any, Any]],
-    data_type: str,
-    streams: Sequence[Any],
-    *,
-    is_half: bool,
-) -> list[Any]:
-    """Makes :meth:`ferry_ep.Communicator.combine`, or its first half. ``outs``: ``out`` and ``weights``."""
-    calls = _calls(ends, streams)
-    made = [
-        result(call.end, of, *into, data_type, call.stream)
-        for call, of, into in zip(calls, answers, outs, strict=True)
-    ]
-    inputs = [call.answers(of) for call, of in zip(calls, answers, strict=True)]
-    outputs = [call.sums(*of) for call, of in zip(calls, made, strict=True)]
-    if is_half:
-        launch(calls, Native.combine_async, inputs, outputs)
-        for call in calls:
-            call.end.drive()
-            call.end.opened = call.opened()
-    else:
-        _require_peers(calls, returned=1)
-        launch(calls, Native.combine, inputs, outputs)
-        finish(calls)
-    return [out if weights is None else (out, weights) for out, weights in made]
-
-
-def combine_wait(ends: Sequence[End], streams: Sequence[Any]) -> None:
-    """Makes :meth:`ferry_ep.Communicator.combine_wait`."""
-    opened = [end.opened for end in ends]
-    calls = [Call.second(end, half, of) for end, half, of in zip(ends, opened, streams, strict=True)]
-    _require_peers(calls)
-    Native.combine_wait([end.native for end in ends], [call.stream for call in calls])
-    for end, half in zip(ends, opened, strict=True):
-        if end.opened is half:
-            end.opened = None
-    finish(calls)
-
-
 def received(end: End, like: Any, capacity: int | str, wide_ids: bool, stream: int) -> DispatchOutput:
     """Allocates outputs for a call on ``stream``, whose ids have the type of those sent."""
     like, _ = codes_and_scales(like)
     return end.outputs(like, capacity, "i64" if wide_ids else "i32", stream)
 
 
-def launch(calls: Sequence[Call], native: Callable[..., None], *arguments: Any) -> None:
+def launch(calls: Sequence[Arguments], native: Callable[..., None], *arguments: Any) -> None:
     """Makes the native call of all these ranks. What it launched keeps its memory until a wait of its rank,
     also if the launch was interrupted.
     """
@@ -425,7 +340,7 @@ def launch(calls: Sequence[Call], native: Callable[..., None], *arguments: Any) 
     _keep(calls)
 
 
-def finish(calls: Sequence[Call], *, of_round: bool = True) -> None:
+def finish(calls: Sequence[Arguments], *, of_round: bool = True) -> None:
     """Waits for all these ranks; the first exception is raised at the end."""
     failed: list[FerryError] = []
     for call in calls:
@@ -437,25 +352,13 @@ def finish(calls: Sequence[Call], *, of_round: bool = True) -> None:
         raise failed[0]
 
 
-def _calls(ends: Sequence[End], streams: Sequence[Any]) -> list[Call]:
-    return [Call(end, stream) for end, stream in zip(ends, streams, strict=True)]
-
-
-def _require_peers(calls: Sequence[Call], *, sent: int = 0, returned: int = 0) -> None:
-    """Raises if a call would wait on the host for another rank of this thread."""
-    ends = [call.end for call in calls]
-    for call in calls:
-        if call.copies:
-            call.end.require_peers(ends, sent=sent, returned=returned)
-
-
-def _keep(calls: Sequence[Call]) -> None:
+def _keep(calls: Sequence[Arguments]) -> None:
     for call in calls:
         if call.copies:
             call.end.pending.append(call.blocks)
 
 
-def _require_apart(calls: Sequence[Call]) -> None:
+def _require_apart(calls: Sequence[Arguments]) -> None:
     """Raises if two arrays that calls write have a byte in common."""
     # CPU arrays and memory of the simulator have addresses of their own.
     all_written = sorted(

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import calls, direct
-from ._ferry import Communicator as Native
+from . import direct
 from ._ferry import PreparedCombine, PreparedDispatch
-from .calls import Answers, Call, Sent
+from .calls import Answers, Arguments, Sent, launch, received
 from .errors import ArgumentError, refuse
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
 from .scalars import flag, number, shown, text, whole
 from .tensors import elements_of, scales_of
+from .values import (
+    Call,
+    Combine,
+    CombineAsync,
+    CombineWait,
+    Dispatch,
+    DispatchAsync,
+    DispatchCounts,
+    DispatchWait,
+    GiveUp,
+    make,
+)
 
 __all__ = ["Communicator"]
 
@@ -21,8 +32,8 @@ class Communicator(Rank):
     """One rank of a communicator: sends tokens to their experts, and brings the experts' outputs back.
 
     ``dispatch`` and ``combine`` alternate. A round is collective: every rank of the group makes the same
-    calls, each with its own data. :class:`ferry_ep.Communicators` makes all ranks of this process, and has
-    calls for all of them.
+    calls, each with its own data. :class:`ferry_ep.Communicators` makes all ranks of this process, and calls
+    on all of them.
 
     Tensors are torch's, NumPy's, any with DLPack or ``__cuda_array_interface__``, a
     :class:`ferry_ep.DeviceArray`, or a :class:`ferry_ep.Tensor` with an address of the rank's device.
@@ -30,7 +41,8 @@ class Communicator(Rank):
     On GPUs a call only enqueues: it neither waits nor allocates, except outputs that were not given. Tensors
     are in use until the stream has passed the kernel. In a simulated group arrays are on the CPU: they are
     copied in, and copied out when the call that fills them returns, so that such a call waits for its peers.
-    Drive each rank from a thread (or a process) of its own then, or use the calls for all ranks.
+    Drive each rank from a thread (or a process) of its own then, or use
+    :meth:`ferry_ep.Communicators.together`.
 
     One thread at a time makes calls of a communicator; another one gets :class:`ferry_ep.BusyError`.
 
@@ -82,8 +94,8 @@ class Communicator(Rank):
             made = direct.dispatch(self._end, x, topk_ids, topk_weights, out, capacity)
             if made is not None:
                 return made
-        sent = Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device)
-        return calls.dispatch([self._end], [sent], [out], capacity, [stream])[0]
+        call = Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out, capacity)
+        return self._make(call, stream)
 
     def dispatch_async(
         self,
@@ -102,8 +114,7 @@ class Communicator(Rank):
         if input_scale is None and tokens_on_device is None and stream is None:
             if direct.dispatch_async(self._end, x, topk_ids, topk_weights):
                 return
-        sent = Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device)
-        calls.dispatch_async([self._end], [sent], [stream])
+        self._make(DispatchAsync(x, topk_ids, topk_weights, input_scale, tokens_on_device), stream)
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
         """Tells the host how many rows the open dispatch brings, between :meth:`dispatch_async` and
@@ -113,7 +124,7 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.OrderError` unless :meth:`dispatch_wait` comes next, and
         :class:`ferry_ep.ArgumentError` with ``skip_a2a`` and in a graph.
         """
-        Native.dispatch_counts([self._end.native], [self._end.stream_of(stream)])
+        self._make(DispatchCounts(), stream)
 
     def received(self, *, wait: bool = False) -> ReceivedCounts | None:
         """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. With ``wait`` it
@@ -142,10 +153,10 @@ class Communicator(Rank):
         """
         end = self._end
         if out is None:
-            out = calls.received(end, like, capacity, end.native.last()[1], end.stream_of(stream))
+            out = received(end, like, capacity, end.native.last()[1], end.stream_of(stream))
         if stream is None and direct.dispatch_wait(end, out) is not None:
             return out
-        return calls.dispatch_wait([end], [out], like, capacity, [stream])[0]
+        return self._make(DispatchWait(out), stream)
 
     def combine(
         self,
@@ -189,8 +200,8 @@ class Communicator(Rank):
         :meth:`dispatch` does.
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
-        answers = Answers(expert_rows, topk_weights, *others)
-        return self._combine(answers, out, weights, data_type, stream, is_half=False)
+        call = Combine(expert_rows, topk_weights, *others, out, weights, data_type)
+        return self._combine(call, stream, is_half=False)
 
     def combine_async(
         self,
@@ -214,23 +225,21 @@ class Communicator(Rank):
         Returns as :meth:`combine` does; the wait fills it. Tensors and errors are those of :meth:`combine`.
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
-        answers = Answers(expert_rows, topk_weights, *others)
-        return self._combine(answers, out, weights, data_type, stream, is_half=True)
+        call = CombineAsync(expert_rows, topk_weights, *others, out, weights, data_type)
+        return self._combine(call, stream, is_half=True)
 
-    def _combine(
-        self, answers: Answers, out: Any, weights: Any, data_type: str, stream: Any, *, is_half: bool
-    ) -> Any:
+    def _combine(self, call: Combine | CombineAsync, stream: Any, *, is_half: bool) -> Any:
         """Makes a combine, or its first half."""
-        if stream is None:
-            made = direct.combine(self._end, answers, out, weights, data_type, is_half=is_half)
-            if made is not None:
-                return made
-        into = [(out, weights)]
-        return calls.combine([self._end], [answers], into, data_type, [stream], is_half=is_half)[0]
+        made = direct.combine(self._end, call, is_half=is_half) if stream is None else None
+        return self._make(call, stream) if made is None else made
+
+    def _make(self, call: Call, stream: Any) -> Any:
+        """Makes a call of this rank, and returns what it returns."""
+        return make([self._end], [call], [stream])[0]
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
-        calls.combine_wait([self._end], [stream])
+        self._make(CombineWait(), stream)
 
     def give_up(self, *, stream: Any = None) -> None:
         """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: a dispatch may
@@ -240,7 +249,7 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.OrderError` unless a dispatch is to be combined.
         """
-        Native.give_up([self._end.native], [self._end.stream_of(stream)])
+        self._make(GiveUp(), stream)
 
     def prepare_dispatch(
         self,
@@ -258,7 +267,7 @@ class Communicator(Rank):
         stream and for the prepared tensor. Another address is memory of the same type and shape. Scales are
         the prepared ones.
         """
-        call = Call(self._end, 0)
+        call = Arguments(self._end, 0)
         given = call.input(Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device))
         output = call.outputs(out)
         call.require_device_memory()
@@ -286,7 +295,7 @@ class Communicator(Rank):
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
         answers = Answers(expert_rows, topk_weights, *others)
-        call = Call(self._end, 0)
+        call = Arguments(self._end, 0)
         given, output = call.answers(answers), call.sums(out, weights)
         call.require_device_memory()
         return PreparedCombine(self._end.native, given, output)
@@ -316,7 +325,7 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.TensorError` and :class:`ferry_ep.ArgumentError`.
         """
-        call, format = Call(self._end, stream), text("format", format)
+        call, format = Arguments(self._end, stream), text("format", format)
         out = call.silu_output(gates_and_ups, format) if out is None else out
         if not isinstance(out, SiluOutput):
             raise refuse("out", "a SiluOutput", type(out).__name__)
@@ -334,7 +343,7 @@ class Communicator(Rank):
             "row_offsets": call.take("row_offsets", row_offsets, "u32"),
             "output": call.give("output", out.rows, elements_of(format)),
         }
-        calls.launch([call], lambda ranks, streams: ranks[0].silu(streams[0], **arguments))
+        launch([call], lambda ranks, streams: ranks[0].silu(streams[0], **arguments))
         call.finish(of_round=False)
         return out
 

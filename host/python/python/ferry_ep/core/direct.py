@@ -55,17 +55,19 @@ def dispatch_wait(end: End, out: DispatchOutput) -> DispatchOutput | None:
     return out
 
 
-def combine(end: End, answers: Answers, out: Any, weights: Any, data_type: str, *, is_half: bool) -> Any:
+def combine(end: End, call: Answers, *, is_half: bool) -> Any:
     """Makes :meth:`ferry_ep.Communicator.combine`, or its first half, and returns its result."""
-    rows, topk_weights, row_weights, row_scales, bias, bias2, residual, initial, received_weights = answers
-    if end.copies or not (row_weights is row_scales is bias is bias2 is residual is None):
+    rows, initial, received_weights = call.expert_rows, call.initial, call.received_weights
+    if not (call.row_weights is call.row_scales is call.bias is call.bias2 is call.residual is None):
+        return None
+    if end.copies:
         return None
     first, second = (*initial, None, None)[:2] if isinstance(initial, (tuple, list)) else (initial, None)
-    reader = reader_of((rows, topk_weights, first, second, received_weights, out, weights))
+    given = (rows, call.topk_weights, received_weights, first, second)
+    reader = reader_of((*given, call.out, call.weights))
     if reader is None or (isinstance(initial, (tuple, list)) and len(initial) > 2):
         return None
-    out, weights = result(end, answers, out, weights, data_type, 0)
-    given = (rows, topk_weights, received_weights, first, second)
+    out, weights = result(end, call, 0)
     end.native.combine_tensors(reader, given, (out, weights), is_half)
     return out if weights is None else (out, weights)
 

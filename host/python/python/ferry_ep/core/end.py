@@ -219,9 +219,7 @@ class End:
                 text += "which this thread drives, too"
             else:
                 text += "which no thread drives, and there is no other thread"
-            text += (
-                ": use the calls of Communicators, which make a call on all ranks, or a thread for each rank"
-            )
+            text += ": use Communicators.together, which makes a call on all ranks, or a thread for each rank"
             if driver is thread:
                 text += f"; if another thread drives rank {other} now, call its release_thread() first"
             raise ThreadError(text)

@@ -1,0 +1,143 @@
+"""Calls of a round as values, and what makes them: on one rank, or on all ranks of a process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ._ferry import Call as NativeCall
+from ._ferry import Communicator as Native
+from .calls import Answers, Arguments, Sent, finish, launch, received, result
+from .end import End
+from .outputs import DispatchOutput
+
+__all__ = ["Call", "Combine", "CombineAsync", "CombineWait", "Dispatch", "DispatchAsync"]
+__all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "make"]
+
+
+class Call(ABC):
+    """A call of a round with its arrays, which :meth:`ferry_ep.Communicators.together` makes.
+
+    Each has the name and the arguments of a method of :class:`ferry_ep.Communicator`, which says what they
+    are, what the call returns, and what it raises. A value can be used again.
+    """
+
+    __slots__ = ()
+
+    #: Dispatches and combines that it adds to a rank's counts before it waits on the host.
+    _sent: ClassVar[int] = 0
+    _returned: ClassVar[int] = 0
+    #: Whether it waits on the host, if arrays are on the CPU.
+    _waits: ClassVar[bool] = False
+
+    @abstractmethod
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        """Returns the call with checked arguments, and what it will return."""
+
+
+@dataclass(slots=True, eq=False)
+class Dispatch(Sent, Call):
+    """A :meth:`ferry_ep.Communicator.dispatch`."""
+
+    out: DispatchOutput | None = None
+    capacity: int | str = "max"
+    _sent, _waits = 1, True
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        given, out = own.input(self), self.out
+        if out is None:
+            out = received(own.end, self.x, self.capacity, given.wide_ids, own.stream)
+        return NativeCall("dispatch", given, own.outputs(out)), out
+
+
+@dataclass(slots=True, eq=False)
+class DispatchAsync(Sent, Call):
+    """A :meth:`ferry_ep.Communicator.dispatch_async`."""
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        return NativeCall("dispatch_async", own.input(self)), None
+
+
+@dataclass(slots=True, eq=False)
+class DispatchCounts(Call):
+    """A :meth:`ferry_ep.Communicator.dispatch_counts`."""
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        return NativeCall("dispatch_counts"), None
+
+
+@dataclass(slots=True, eq=False)
+class DispatchWait(Call):
+    """A :meth:`ferry_ep.Communicator.dispatch_wait`."""
+
+    out: DispatchOutput | None = None
+    like: Any = None
+    capacity: int | str = "max"
+    _waits = True
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        out = self.out
+        if out is None:
+            out = received(own.end, self.like, self.capacity, own.end.native.last()[1], own.stream)
+        return NativeCall("dispatch_wait", None, own.outputs(out)), out
+
+
+@dataclass(slots=True, eq=False)
+class Combine(Answers, Call):
+    """A :meth:`ferry_ep.Communicator.combine`."""
+
+    _returned, _waits = 1, True
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        return _combine("combine", self, own)
+
+
+@dataclass(slots=True, eq=False)
+class CombineAsync(Answers, Call):
+    """A :meth:`ferry_ep.Communicator.combine_async`."""
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        own.leaves = True
+        return _combine("combine_async", self, own)
+
+
+@dataclass(slots=True, eq=False)
+class CombineWait(Call):
+    """A :meth:`ferry_ep.Communicator.combine_wait`."""
+
+    _waits = True
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        own.resume()
+        return NativeCall("combine_wait"), None
+
+
+@dataclass(slots=True, eq=False)
+class GiveUp(Call):
+    """A :meth:`ferry_ep.Communicator.give_up`."""
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        return NativeCall("give_up"), None
+
+
+def _combine(name: str, call: Answers, own: Arguments) -> tuple[NativeCall, Any]:
+    out, weights = result(own.end, call, own.stream)
+    made = out if weights is None else (out, weights)
+    return NativeCall(name, own.answers(call), own.sums(out, weights)), made
+
+
+def make(ends: Sequence[End], calls: Sequence[Call], streams: Sequence[Any]) -> list[Any]:
+    """Makes a call on each of these ranks, on all or on none. Returns what each call returns."""
+    owns = [Arguments(end, stream) for end, stream in zip(ends, streams, strict=True)]
+    prepared = [call._prepare(own) for call, own in zip(calls, owns, strict=True)]
+    for call, own in zip(calls, owns, strict=True):
+        if call._waits and own.copies:
+            own.end.require_peers(ends, sent=call._sent, returned=call._returned)
+    launch(owns, Native.together, [native for native, _ in prepared])
+    for own in owns:
+        own.enqueued()
+    if calls[0]._waits:
+        finish(owns)
+    return [made for _, made in prepared]
