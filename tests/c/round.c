@@ -255,10 +255,8 @@ static void run_round(team *of, int split, int bad_token) {
     refuse_order(of, tensors, FERRY_ROUND_IDLE);
     for (size_t i = 0; i < of->count; i++) {
         const rank_state *rank = &of->local[i];
-        if (split)
-            OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
-        else
-            OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
+        if (split) OK(ferry_dispatch_async(rank->communicator, rank->stream, &tensors[i].in.input));
+        else OK(ferry_dispatch(rank->communicator, rank->stream, &tensors[i].in.input, &tensors[i].out.rows));
     }
     if (split) refuse_order(of, tensors, FERRY_ROUND_SENT);
     for (size_t i = 0; split && i < of->count; i++) {
@@ -297,9 +295,7 @@ static void give_up_round(team *of, int together) {
     round_tensors tensors[MOST_RANKS];
     ferry_communicator *communicators[MOST_RANKS];
     void *streams[MOST_RANKS];
-    const ferry_call *calls[MOST_RANKS];
-    ferry_call give_up = FERRY_CALL_INIT;
-    give_up.kind = FERRY_CALL_GIVE_UP;
+    const ferry_call give_up = {sizeof give_up, FERRY_CALL_GIVE_UP, 0, NULL, NULL, NULL, NULL}, *calls[MOST_RANKS];
     for (size_t i = 0; i < of->count; i++) {
         const rank_state *rank = &of->local[i];
         communicators[i] = rank->communicator;

@@ -868,13 +868,13 @@ typedef struct {
     uint32_t kind;
     // Zero.
     uint32_t reserved;
-    // Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_ASYNC.
+    // Inputs of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_ASYNC.
     const ferry_dispatch_input *dispatch_input;
-    // Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_WAIT.
+    // Outputs of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_WAIT.
     const ferry_dispatch_output *dispatch_output;
-    // Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    // Inputs of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
     const ferry_combine_input *combine_input;
-    // Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    // Output of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
     const ferry_combine_output *combine_output;
 } ferry_call;
 

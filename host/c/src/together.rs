@@ -47,13 +47,13 @@ pub struct ferry_call {
     pub kind: u32,
     /// Zero.
     pub reserved: u32,
-    /// Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_ASYNC.
+    /// Inputs of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_ASYNC.
     pub dispatch_input: *const ferry_dispatch_input,
-    /// Of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_WAIT.
+    /// Outputs of FERRY_CALL_DISPATCH and FERRY_CALL_DISPATCH_WAIT.
     pub dispatch_output: *const ferry_dispatch_output,
-    /// Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    /// Inputs of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
     pub combine_input: *const ferry_combine_input,
-    /// Of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
+    /// Output of FERRY_CALL_COMBINE and FERRY_CALL_COMBINE_ASYNC.
     pub combine_output: *const ferry_combine_output,
 }
 sized!(ferry_call, 48);

@@ -150,7 +150,7 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
     close(ranks);
 }
 
-/// Of which one would wait for the other until the deadline.
+/// A rank that gives up and one that combines would wait for each other until the deadline.
 #[test]
 fn two_kinds_of_calls_are_refused_together() {
     let notes = all_local();
