@@ -95,12 +95,15 @@ impl ferry_call {
     /// # Safety
     /// The rules of pointers and memory.
     unsafe fn get(&self, at: &str, plan: &Plan) -> Result<Call, Failure> {
-        let kind = ferry_call_kind::of(&format!("{at}->kind"), self.kind)?;
+        let mut kinds = KINDS.into_iter();
+        let Some((kind, takes)) = kinds.find(|&(kind, _)| kind as u32 == self.kind) else {
+            let name = format!("{at}->kind");
+            return Err(Failure::value(&name, self.kind, "no ferry_call_kind"));
+        };
         if self.reserved != 0 {
             let name = format!("{at}->reserved");
             return Err(Failure::value(&name, self.reserved, "it must be 0"));
         }
-        let takes = kind.takes();
         for (name, given) in [
             ("dispatch_input", self.dispatch_input.cast::<c_void>()),
             ("dispatch_output", self.dispatch_output.cast()),
@@ -150,35 +153,20 @@ impl ferry_call {
     }
 }
 
-impl ferry_call_kind {
-    const ALL: [Self; 8] = [
-        FERRY_CALL_DISPATCH,
-        FERRY_CALL_DISPATCH_ASYNC,
-        FERRY_CALL_DISPATCH_COUNTS,
-        FERRY_CALL_DISPATCH_WAIT,
-        FERRY_CALL_COMBINE,
+/// Every kind, and the fields that it takes.
+const KINDS: [(ferry_call_kind, &[&str]); 8] = [
+    (FERRY_CALL_DISPATCH, &["dispatch_input", "dispatch_output"]),
+    (FERRY_CALL_DISPATCH_ASYNC, &["dispatch_input"]),
+    (FERRY_CALL_DISPATCH_COUNTS, &[]),
+    (FERRY_CALL_DISPATCH_WAIT, &["dispatch_output"]),
+    (FERRY_CALL_COMBINE, &["combine_input", "combine_output"]),
+    (
         FERRY_CALL_COMBINE_ASYNC,
-        FERRY_CALL_COMBINE_WAIT,
-        FERRY_CALL_GIVE_UP,
-    ];
-
-    /// Finds a kind by its number.
-    fn of(name: &str, number: u32) -> Result<Self, Failure> {
-        let known = Self::ALL.into_iter().find(|&known| known as u32 == number);
-        known.ok_or_else(|| Failure::value(name, number, "no ferry_call_kind"))
-    }
-
-    /// Fields that it takes.
-    const fn takes(self) -> &'static [&'static str] {
-        match self {
-            FERRY_CALL_DISPATCH => &["dispatch_input", "dispatch_output"],
-            FERRY_CALL_DISPATCH_ASYNC => &["dispatch_input"],
-            FERRY_CALL_DISPATCH_WAIT => &["dispatch_output"],
-            FERRY_CALL_COMBINE | FERRY_CALL_COMBINE_ASYNC => &["combine_input", "combine_output"],
-            FERRY_CALL_DISPATCH_COUNTS | FERRY_CALL_COMBINE_WAIT | FERRY_CALL_GIVE_UP => &[],
-        }
-    }
-}
+        &["combine_input", "combine_output"],
+    ),
+    (FERRY_CALL_COMBINE_WAIT, &[]),
+    (FERRY_CALL_GIVE_UP, &[]),
+];
 
 /// Converts a struct of a call with `get`; a failure names the struct.
 ///

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import direct
+from . import direct, values
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Answers, Arguments, Sent, launch, received
 from .errors import ArgumentError, refuse
@@ -12,18 +12,6 @@ from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
 from .scalars import flag, number, shown, text, whole
 from .tensors import elements_of, scales_of
-from .values import (
-    Call,
-    Combine,
-    CombineAsync,
-    CombineWait,
-    Dispatch,
-    DispatchAsync,
-    DispatchCounts,
-    DispatchWait,
-    GiveUp,
-    make,
-)
 
 __all__ = ["Communicator"]
 
@@ -94,7 +82,7 @@ class Communicator(Rank):
             made = direct.dispatch(self._end, x, topk_ids, topk_weights, out, capacity)
             if made is not None:
                 return made
-        call = Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out, capacity)
+        call = values.Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out, capacity)
         return self._make(call, stream)
 
     def dispatch_async(
@@ -114,7 +102,7 @@ class Communicator(Rank):
         if input_scale is None and tokens_on_device is None and stream is None:
             if direct.dispatch_async(self._end, x, topk_ids, topk_weights):
                 return
-        self._make(DispatchAsync(x, topk_ids, topk_weights, input_scale, tokens_on_device), stream)
+        self._make(values.DispatchAsync(x, topk_ids, topk_weights, input_scale, tokens_on_device), stream)
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
         """Tells the host how many rows the open dispatch brings, between :meth:`dispatch_async` and
@@ -124,7 +112,7 @@ class Communicator(Rank):
         Raises :class:`ferry_ep.OrderError` unless :meth:`dispatch_wait` comes next, and
         :class:`ferry_ep.ArgumentError` with ``skip_a2a`` and in a graph.
         """
-        self._make(DispatchCounts(), stream)
+        self._make(values.DispatchCounts(), stream)
 
     def received(self, *, wait: bool = False) -> ReceivedCounts | None:
         """Returns the counts of :meth:`dispatch_counts`; ``None`` until they have come. With ``wait`` it
@@ -156,7 +144,7 @@ class Communicator(Rank):
             out = received(end, like, capacity, end.native.last()[1], end.stream_of(stream))
         if stream is None and direct.dispatch_wait(end, out) is not None:
             return out
-        return self._make(DispatchWait(out), stream)
+        return self._make(values.DispatchWait(out), stream)
 
     def combine(
         self,
@@ -200,7 +188,7 @@ class Communicator(Rank):
         :meth:`dispatch` does.
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
-        call = Combine(expert_rows, topk_weights, *others, out, weights, data_type)
+        call = values.Combine(expert_rows, topk_weights, *others, out, weights, data_type)
         return self._combine(call, stream, is_half=False)
 
     def combine_async(
@@ -225,21 +213,21 @@ class Communicator(Rank):
         Returns as :meth:`combine` does; the wait fills it. Tensors and errors are those of :meth:`combine`.
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
-        call = CombineAsync(expert_rows, topk_weights, *others, out, weights, data_type)
+        call = values.CombineAsync(expert_rows, topk_weights, *others, out, weights, data_type)
         return self._combine(call, stream, is_half=True)
 
-    def _combine(self, call: Combine | CombineAsync, stream: Any, *, is_half: bool) -> Any:
+    def _combine(self, call: values.Combine | values.CombineAsync, stream: Any, *, is_half: bool) -> Any:
         """Makes a combine, or its first half."""
         made = direct.combine(self._end, call, is_half=is_half) if stream is None else None
         return self._make(call, stream) if made is None else made
 
-    def _make(self, call: Call, stream: Any) -> Any:
+    def _make(self, call: values.Call, stream: Any) -> Any:
         """Makes a call of this rank, and returns what it returns."""
-        return make([self._end], [call], [stream])[0]
+        return values.make([self._end], [call], [stream])[0]
 
     def combine_wait(self, *, stream: Any = None) -> None:
         """Receives and sums, as the second half of :meth:`combine`, into its ``out``. Collective."""
-        self._make(CombineWait(), stream)
+        self._make(values.CombineWait(), stream)
 
     def give_up(self, *, stream: Any = None) -> None:
         """Ends the round without a combine, after :meth:`dispatch` or :meth:`dispatch_wait`: a dispatch may
@@ -249,7 +237,7 @@ class Communicator(Rank):
 
         Raises :class:`ferry_ep.OrderError` unless a dispatch is to be combined.
         """
-        self._make(GiveUp(), stream)
+        self._make(values.GiveUp(), stream)
 
     def prepare_dispatch(
         self,

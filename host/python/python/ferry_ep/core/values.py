@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,24 +16,23 @@ __all__ = ["Call", "Combine", "CombineAsync", "CombineWait", "Dispatch", "Dispat
 __all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "make"]
 
 
-class Call(ABC):
+@dataclass(slots=True, eq=False)
+class Call:
     """A call of a round with its arrays, which :meth:`ferry_ep.Communicators.together` makes.
 
     Each has the name and the arguments of a method of :class:`ferry_ep.Communicator`, which says what they
     are, what the call returns, and what it raises. A value can be used again.
     """
 
-    __slots__ = ()
-
-    #: Dispatches and combines that it adds to a rank's counts before it waits on the host.
+    _name: ClassVar[str] = "Call"
+    #: Whether it waits on the host if arrays are on the CPU, and what it adds to its rank's counts before.
+    _waits: ClassVar[bool] = False
     _sent: ClassVar[int] = 0
     _returned: ClassVar[int] = 0
-    #: Whether it waits on the host, if arrays are on the CPU.
-    _waits: ClassVar[bool] = False
 
-    @abstractmethod
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
         """Returns the call with checked arguments, and what it will return."""
+        return NativeCall(self._name), None
 
 
 @dataclass(slots=True, eq=False)
@@ -43,29 +41,30 @@ class Dispatch(Sent, Call):
 
     out: DispatchOutput | None = None
     capacity: int | str = "max"
-    _sent, _waits = 1, True
+    _name, _waits, _sent = "dispatch", True, 1
 
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
         given, out = own.input(self), self.out
         if out is None:
             out = received(own.end, self.x, self.capacity, given.wide_ids, own.stream)
-        return NativeCall("dispatch", given, own.outputs(out)), out
+        return NativeCall(self._name, given, own.outputs(out)), out
 
 
 @dataclass(slots=True, eq=False)
 class DispatchAsync(Sent, Call):
     """A :meth:`ferry_ep.Communicator.dispatch_async`."""
 
+    _name = "dispatch_async"
+
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        return NativeCall("dispatch_async", own.input(self)), None
+        return NativeCall(self._name, own.input(self)), None
 
 
 @dataclass(slots=True, eq=False)
 class DispatchCounts(Call):
     """A :meth:`ferry_ep.Communicator.dispatch_counts`."""
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        return NativeCall("dispatch_counts"), None
+    _name = "dispatch_counts"
 
 
 @dataclass(slots=True, eq=False)
@@ -75,57 +74,57 @@ class DispatchWait(Call):
     out: DispatchOutput | None = None
     like: Any = None
     capacity: int | str = "max"
-    _waits = True
+    _name, _waits = "dispatch_wait", True
 
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
         out = self.out
         if out is None:
             out = received(own.end, self.like, self.capacity, own.end.native.last()[1], own.stream)
-        return NativeCall("dispatch_wait", None, own.outputs(out)), out
+        return NativeCall(self._name, None, own.outputs(out)), out
+
+
+class _Returns(Answers, Call):
+    """A combine, or its first half."""
+
+    __slots__ = ()
+
+    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
+        own.leaves = not self._waits
+        out, weights = result(own.end, self, own.stream)
+        made = out if weights is None else (out, weights)
+        return NativeCall(self._name, own.answers(self), own.sums(out, weights)), made
 
 
 @dataclass(slots=True, eq=False)
-class Combine(Answers, Call):
+class Combine(_Returns):
     """A :meth:`ferry_ep.Communicator.combine`."""
 
-    _returned, _waits = 1, True
-
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        return _combine("combine", self, own)
+    _name, _waits, _returned = "combine", True, 1
 
 
 @dataclass(slots=True, eq=False)
-class CombineAsync(Answers, Call):
+class CombineAsync(_Returns):
     """A :meth:`ferry_ep.Communicator.combine_async`."""
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        own.leaves = True
-        return _combine("combine_async", self, own)
+    _name = "combine_async"
 
 
 @dataclass(slots=True, eq=False)
 class CombineWait(Call):
     """A :meth:`ferry_ep.Communicator.combine_wait`."""
 
-    _waits = True
+    _name, _waits = "combine_wait", True
 
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
         own.resume()
-        return NativeCall("combine_wait"), None
+        return NativeCall(self._name), None
 
 
 @dataclass(slots=True, eq=False)
 class GiveUp(Call):
     """A :meth:`ferry_ep.Communicator.give_up`."""
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        return NativeCall("give_up"), None
-
-
-def _combine(name: str, call: Answers, own: Arguments) -> tuple[NativeCall, Any]:
-    out, weights = result(own.end, call, own.stream)
-    made = out if weights is None else (out, weights)
-    return NativeCall(name, own.answers(call), own.sums(out, weights)), made
+    _name = "give_up"
 
 
 def make(ends: Sequence[End], calls: Sequence[Call], streams: Sequence[Any]) -> list[Any]:
