@@ -64,7 +64,7 @@ pub unsafe fn ask_for_queues() {
 }
 
 /// Hardware queues that this process asks for; 8 if it does not, as the driver gives.
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "cuda")]
 pub fn queues() -> usize {
     let set = env::var(QUEUES).ok();
     set.and_then(|set| set.parse().ok()).unwrap_or(8)

@@ -12,14 +12,8 @@ mod cudarc;
 #[cfg(feature = "cust")]
 mod cust;
 mod damaged;
-#[cfg(any(feature = "cudarc", test))]
-#[path = "orders/ending.rs"]
-mod ending;
 mod epilogue;
 pub mod exact;
-#[cfg(any(feature = "cudarc", test))]
-#[path = "orders/expected.rs"]
-mod expected;
 mod faults;
 #[cfg(feature = "cuda")]
 mod held;
@@ -30,7 +24,7 @@ pub mod local;
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]
 mod on_devices;
-#[cfg(feature = "cudarc")]
+#[cfg(feature = "cuda")]
 mod orders;
 #[cfg(feature = "cuda")]
 mod out_of_turn;
@@ -269,7 +263,7 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     conversions::run(suite)?;
     #[cfg(feature = "cuda")]
     timing::run(suite)?;
-    #[cfg(feature = "cudarc")]
+    #[cfg(feature = "cuda")]
     orders::run(suite)?;
     #[cfg(feature = "cuda")]
     shared::run(suite)?;

@@ -69,7 +69,7 @@ fn parts(suite: &mut Suite<'_>) -> Result<Outcome> {
 }
 
 /// Reason to skip, if the ranks are not all on one GPU, in this process.
-fn elsewhere(suite: &Suite<'_>) -> Option<Outcome> {
+pub(super) fn elsewhere(suite: &Suite<'_>) -> Option<Outcome> {
     let group = suite.group();
     let local = group.local_ranks();
     let gpu = local.first().and_then(|&rank| group.gpu_ranks(rank));
