@@ -33,8 +33,6 @@ pub mod sanitize;
 #[cfg(feature = "cuda")]
 mod shared;
 mod silu;
-#[cfg(feature = "cuda")]
-mod timing;
 mod two;
 mod written;
 
@@ -261,8 +259,6 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     cust::run(suite)?;
     #[cfg(feature = "cuda")]
     conversions::run(suite)?;
-    #[cfg(feature = "cuda")]
-    timing::run(suite)?;
     #[cfg(feature = "cuda")]
     orders::run(suite)?;
     #[cfg(feature = "cuda")]
