@@ -3,20 +3,18 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use ferry::error::{LocalRanksError, SharedGpuError};
-use ferry::{Config, Error, Rank, TokenFormat};
+use ferry::error::LocalRanksError;
+use ferry::{Config, Error, Rank};
 use ferry_reference::Problem;
 
 use super::{Outcome, Suite};
-use ferry_rig::verify::Oracle;
 use ferry_rig::{Phases, Session, Settings};
 
 const WARM_UP: usize = 10;
 const ROUNDS: usize = 50;
 
 pub fn run(suite: &mut Suite<'_>) -> Result<()> {
-    suite.check("host time of a call of all ranks at once", host_time)?;
-    suite.check("ranks that share a GPU in one stream", one_stream)
+    suite.check("host time of a call of all ranks at once", host_time)
 }
 
 /// Leaves a communicator behind that gave up.
@@ -82,45 +80,6 @@ fn measure(session: &mut Session, problem: &Problem) -> Result<String> {
 fn share_a_gpu(suite: &Suite<'_>) -> bool {
     let gpu = suite.group().gpu_ranks(Rank(0));
     gpu.is_some_and(|gpu| gpu.ranks().any(|rank| rank == Rank(1)))
-}
-
-/// A call whose second rank is given the first one's stream is refused, and nothing is enqueued: the next
-/// round is right.
-fn one_stream(suite: &mut Suite<'_>) -> Result<Outcome> {
-    if suite.group().local_ranks().len() < suite.ranks() || !share_a_gpu(suite) {
-        return Ok(Outcome::Skipped(
-            "no ranks of one process share a GPU".into(),
-        ));
-    }
-    let problem = problem(suite);
-    let settings = settings(suite, &problem, suite.deadline());
-    suite.with_session(&settings, 1, |_, session| {
-        session.upload(0, &problem)?;
-        session.call_all_at_once(true);
-        let first = session.local(0).1;
-        let refused = session.launch_at_once(0, |index, own| if index == 1 { first } else { own });
-        refused_for_one_stream(refused)?;
-        let outputs = session.round(&problem, &[1.5; 64])?;
-        let oracle = Oracle::new(&problem, &[1.5; 64], TokenFormat::Bf16);
-        Ok(oracle.verify(settings.config.combine, true, &outputs)?)
-    })?;
-    Ok(Outcome::Passed)
-}
-
-fn refused_for_one_stream(refused: Result<(), Error>) -> Result<()> {
-    let Err(Error::LocalRanks(LocalRanksError::Refused { rank, source })) = refused else {
-        bail!("the call: {refused:?}");
-    };
-    match *source {
-        Error::SharedGpu(SharedGpuError::OneStream { waiting, .. }) => {
-            ensure!(
-                (rank, waiting) == (Rank(1), Rank(0)),
-                "rank {rank:?}, behind {waiting:?}"
-            );
-            Ok(())
-        }
-        other => bail!("the call: {other}"),
-    }
 }
 
 /// The second rank is given the first one's stream, which its device refuses: both ranks know, and the first
