@@ -2,6 +2,8 @@
 //! integration tests are built on it.
 
 #[cfg(feature = "suites")]
+pub mod all;
+#[cfg(feature = "suites")]
 pub mod bench;
 #[cfg(feature = "suites")]
 pub mod damaged;

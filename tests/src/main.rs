@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ferry_tests::group::GroupKind;
-use ferry_tests::{bench, damaged, demo, explain, gpu, network, replay, rows, sharing, soak};
+use ferry_tests::{all, bench, damaged, demo, explain, gpu, network, replay, rows, sharing, soak};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -21,6 +21,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Replay(replay::ReplayArgs),
     Gpu(gpu::GpuArgs),
+    All(all::AllArgs),
     Killed(gpu::killed::KilledArgs),
     Sanitize(gpu::sanitize::SanitizeArgs),
     Bench(bench::BenchArgs),
@@ -61,7 +62,8 @@ impl Command {
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }
-            Self::Killed(_)
+            Self::All(_)
+            | Self::Killed(_)
             | Self::Explain(_)
             | Self::Sanitize(_)
             | Self::Rows(_)
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Gpu(args) => gpu::run(&args),
+        Command::All(args) => all::run(&args),
         Command::Killed(args) => gpu::killed::run(&args),
         Command::Sanitize(args) => gpu::sanitize::run(&args),
         Command::Bench(args) => bench::run(&args),

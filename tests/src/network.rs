@@ -18,7 +18,7 @@ use ferry_network::{counts, host_name, settings};
 
 use crate::group::gpus;
 
-mod mps;
+pub(crate) mod mps;
 
 use mps::Mps;
 
@@ -100,7 +100,9 @@ impl Network {
     fn open(&mut self, mps: &OsStr, shares_gpus: bool, gpus: usize) -> Result<()> {
         let folder = self.folder.insert(Folder::new()?);
         if shares_gpus {
-            let daemon = self.mps.insert(Mps::start(mps, &folder.0, gpus)?);
+            let visible = env::var_os(mps::VISIBLE);
+            let daemon = Mps::start(mps, &folder.0, gpus, visible)?;
+            let daemon = self.mps.insert(daemon);
             self.variables.extend(daemon.variables());
         }
         Ok(())
@@ -151,7 +153,7 @@ pub fn is_to_end() -> bool {
 }
 
 /// Has Ctrl-C only noted from here on.
-fn end_when_asked() -> Result<()> {
+pub(crate) fn end_when_asked() -> Result<()> {
     ctrlc::set_handler(|| ENDS.store(true, Ordering::Relaxed)).context("listening for Ctrl-C")
 }
 
@@ -309,10 +311,10 @@ impl Drop for Processes {
 }
 
 /// A folder that is removed when it is dropped.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let folder = env::temp_dir().join(format!("ferry-network-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
         Ok(Self(folder))
@@ -339,7 +341,7 @@ fn library(program: &Path) -> Result<PathBuf> {
 }
 
 /// The loader's folders, with that of NVSHMEM if only Python has it.
-fn folders_of_nvshmem() -> OsString {
+pub(crate) fn folders_of_nvshmem() -> OsString {
     let folders = env::var_os(FOLDERS).unwrap_or_default();
     if env::split_paths(&folders).any(|folder| folder.join(NVSHMEM).exists()) {
         return folders;

@@ -74,7 +74,7 @@ pub(crate) fn check(places: &Places) -> Result<()> {
     Ok(with_installation(clippy, &folder)?.run()?)
 }
 
-/// Builds the test program with CUDA's nvcc, and packs it without a script.
+/// Builds the test program with CUDA's nvcc, and packs it.
 pub(crate) fn dist(places: &Places) -> Result<()> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);

@@ -1,6 +1,7 @@
 //! `cargo xtask dist`: the test program for a GPU machine without cargo, in one file.
 
 use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use xshell::{Shell, cmd};
@@ -8,13 +9,10 @@ use xshell::{Shell, cmd};
 use crate::places::Places;
 use crate::{builds, commit, cuda_stub};
 
-/// The name of the script that runs the packed program.
-pub(crate) const SCRIPT_NAME: &str = "run-gpu-tests.sh";
-
-const SCRIPT: &str = include_str!("run-gpu-tests.sh");
-
-/// The file beside the script that names the program's commit.
+/// The file beside the program that names its commit.
 const COMMIT_NAME: &str = "commit";
+/// The test program. `ferry-tests all` runs every suite for GPUs.
+const PROGRAM: &str = "ferry-tests";
 
 /// The transport of the tests' network, which the program expects beside itself.
 const NETWORK: &str = "libnvshmem_transport_ferry.so";
@@ -29,7 +27,7 @@ const PACKAGES: [&str; 6] = [
     "ferry-tests/cudarc,ferry-tests/cust,ferry-tests/mpi",
 ];
 
-/// Packs the test program with the script that runs it.
+/// Packs the test program.
 pub(crate) fn run(places: &Places) -> Result<()> {
     stage(places)?;
     let shell = Shell::new()?;
@@ -42,9 +40,23 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     Ok(())
 }
 
+/// Runs every suite for GPUs, with these arguments. The program ends with a line that counts them.
+pub(crate) fn run_suites(places: &Places, gpus: u32, arguments: &[String]) -> Result<ExitCode> {
+    let program = stage(places)?.join(PROGRAM);
+    let status = Command::new(program)
+        .args(["all", &gpus.to_string()])
+        .args(arguments)
+        .status()?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
 /// Builds the test program with all features for GPUs and returns the folder to pack. With `cust`, it links
 /// the driver, so it does not start without one.
-pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
+fn stage(places: &Places) -> Result<PathBuf> {
     let shell = Shell::new()?;
     shell.change_dir(&places.root);
     let mut cargo = builds::cargo(["build", "--release"].into_iter().chain(PACKAGES));
@@ -53,15 +65,9 @@ pub(crate) fn stage(places: &Places) -> Result<PathBuf> {
     let folder = places.target_dir.join("dist/ferry-tests");
     shell.remove_path(&folder)?;
     shell.create_dir(&folder)?;
-    for file in ["ferry-tests", NETWORK] {
+    for file in [PROGRAM, NETWORK] {
         shell.copy_file(places.target_dir.join("release").join(file), &folder)?;
     }
     shell.write_file(folder.join(COMMIT_NAME), commit::name(&shell))?;
-    let script = folder.join(SCRIPT_NAME);
-    shell.write_file(&script, SCRIPT)?;
-    cmd!(shell, "chmod +x {script}").quiet().run()?;
     Ok(folder)
 }
-
-#[cfg(test)]
-mod tests;

@@ -95,8 +95,9 @@ enum Task {
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
-        #[command(flatten)]
-        options: test::gpus::Options,
+        /// Arguments of `ferry-tests all`: --ranks R, --only SUITE, --list, --sanitize; its --help says more
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "gpus")]
+        arguments: Vec<String>,
     },
     /// Carry a text's tokens to their experts and back (`cargo xtask demo --help` lists all)
     #[command(disable_help_flag = true)]
@@ -176,9 +177,9 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Test { gpus: None, .. } => return Ok(xtask_front::quick::run()?),
         Task::Test {
             gpus: Some(count),
-            options,
+            arguments,
             ..
-        } => return test::gpus::run(places, count, &options),
+        } => return dist::run_suites(places, count, &arguments),
         // Listed here for --help: the front door runs it without building this program.
         Task::Demo { arguments } => {
             let status = xtask_front::demo(&arguments)?;
@@ -258,13 +259,24 @@ mod tests {
     }
 
     #[test]
-    fn the_demos_arguments_pass_through() {
-        let parsed =
-            Arguments::try_parse_from(["xtask", "demo", "--ranks", "4", "--help"]).unwrap();
-        let Task::Demo { arguments } = parsed.task else {
-            panic!("not the demo")
+    fn arguments_of_other_programs_pass_through() {
+        let passed_on = |given: &str| {
+            let words = std::iter::once("xtask").chain(given.split(' '));
+            match Arguments::try_parse_from(words).unwrap().task {
+                Task::Demo { arguments } => arguments,
+                Task::Test {
+                    gpus: Some(1),
+                    arguments,
+                    ..
+                } => arguments,
+                _ => panic!("another task"),
+            }
         };
-        assert_eq!(arguments, ["--ranks", "4", "--help"]);
+        let given = "--ranks 2 --only memcheck --only racecheck --list --sanitize";
+        let words: Vec<&str> = given.split(' ').collect();
+        assert_eq!(passed_on(&format!("demo {given} --help")).len(), 9);
+        assert_eq!(passed_on(&format!("test --gpus 1 {given}")), words);
+        assert!(Arguments::try_parse_from(["xtask", "test", "--list"]).is_err());
     }
 
     #[test]

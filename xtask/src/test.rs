@@ -16,7 +16,6 @@ use crate::build_ptx::{self, Mode};
 use crate::cuda_stub;
 use crate::places::Places;
 
-pub(crate) mod gpus;
 mod rest;
 
 /// The variable that names a checkout of rust-cuda, to build and compare the kernels with.

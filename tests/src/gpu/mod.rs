@@ -57,8 +57,8 @@ use ferry_rig::{Session, Settings};
 /// Run the acceptance tests on GPUs (or, to try them out, in the simulator)
 ///
 /// With --group node and nvshmem every process is a rank: start one for each, with mpirun or with
-/// --rendezvous and --rank. Local and simulated ranks are all in this process. `cargo xtask test --gpus N`
-/// runs it in every kind of group.
+/// --rendezvous and --rank. Local and simulated ranks are all in this process. `ferry-tests all` runs it in
+/// every kind of group.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct GpuArgs {

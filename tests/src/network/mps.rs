@@ -13,31 +13,44 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 /// The program that starts the daemon and speaks to it.
-pub(super) const PROGRAM: &str = "nvidia-cuda-mps-control";
+pub(crate) const PROGRAM: &str = "nvidia-cuda-mps-control";
 
 /// The folder of the daemon's pipes.
-const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+pub(crate) const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The folder of its logs.
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Folders of programs.
 const FOLDERS: &str = "PATH";
 /// The GPUs that a process sees.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Longest start, and longest end.
 const LONGEST: Duration = Duration::from_secs(30);
 
+/// Whether a program is there: a path, or a name in one of the folders of programs.
+pub(crate) fn is_installed(program: &OsStr) -> bool {
+    let folders = env::var_os(FOLDERS).unwrap_or_default();
+    env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+}
+
 /// A daemon, which ends when this is dropped.
-pub(super) struct Mps {
+pub(crate) struct Mps {
     program: OsString,
     pipes: PathBuf,
     /// The folder of the program that waits for its turn.
     turns: PathBuf,
     gpus: usize,
+    /// GPUs that the daemon sees, if not all.
+    visible: Option<OsString>,
 }
 
 impl Mps {
-    /// Starts a daemon with its files in a folder, of so many GPUs.
-    pub(super) fn start(program: &OsStr, folder: &Path, gpus: usize) -> Result<Self> {
+    /// Starts a daemon with its files in a folder, of so many GPUs, which are the `visible` ones.
+    pub(crate) fn start(
+        program: &OsStr,
+        folder: &Path,
+        gpus: usize,
+        visible: Option<OsString>,
+    ) -> Result<Self> {
         let (pipes, logs) = (folder.join("pipes"), folder.join("logs"));
         fs::create_dir(&pipes).context("making the folder of MPS")?;
         fs::create_dir(&logs).context("making the folder of MPS")?;
@@ -46,6 +59,7 @@ impl Mps {
             pipes,
             turns: take_turns(program, folder)?,
             gpus,
+            visible,
         };
         let name = program.display();
         let started = mps.command().arg("-d").env(LOGS, logs).spawn();
@@ -59,11 +73,12 @@ impl Mps {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env(PIPES, &self.pipes).stdout(Stdio::null());
+        command.envs(self.visible.iter().map(|gpus| (VISIBLE, gpus)));
         command
     }
 
     /// Variables of a process that uses it. The daemon numbers the GPUs that it sees from 0.
-    pub(super) fn variables(&self) -> Vec<(OsString, OsString)> {
+    pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
         let folders = env::var_os(FOLDERS).unwrap_or_default();
         let mut variables = vec![
             (PIPES.into(), self.pipes.clone().into()),
@@ -72,7 +87,7 @@ impl Mps {
                 super::joined(self.turns.as_os_str(), &folders, ":"),
             ),
         ];
-        if env::var_os(VISIBLE).is_some() {
+        if self.visible.is_some() {
             let numbers: Vec<String> = (0..self.gpus).map(|gpu| gpu.to_string()).collect();
             variables.push((VISIBLE.into(), numbers.join(",").into()));
         }

@@ -200,7 +200,7 @@ fn a_daemon_of_mps_ends_with_its_launch_also_if_it_does_not_listen() {
     for (name, program) in [("listens", &listens), ("deaf", &is_deaf)] {
         let own = folder.0.join(format!("of-{name}"));
         fs::create_dir(&own).unwrap();
-        let mps = Mps::start(program.as_os_str(), &own, 2).unwrap();
+        let mps = Mps::start(program.as_os_str(), &own, 2, None).unwrap();
         let pipes = own.join("pipes");
         assert_eq!(mps.variables()[0].1, pipes);
         let daemon = fs::read_to_string(pipes.join("nvidia-cuda-mps-control.pid")).unwrap();
@@ -227,6 +227,7 @@ fn a_daemon_of_mps_ends_with_its_launch_also_if_it_does_not_listen() {
         OsStr::new("no-such-program"),
         &folder.0.join("of-deaf/logs"),
         1,
+        None,
     );
     let error = format!("{:#}", missing.err().unwrap());
     assert!(
