@@ -5,21 +5,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use ferry_ptx_tools::Comparison;
 
 /// Compares two files, or the files of two folders by name. The exit code is 1 if any differs.
 pub(crate) fn run(before: &Path, after: &Path) -> Result<ExitCode> {
     let mut is_same = true;
-    for (name, before, after) in pairs(before, after)? {
-        let [Some(before), Some(after)] = [before, after] else {
-            bail!("{name} is in only one of the folders");
+    for [before, after] in pairs(before, after)? {
+        let read = |path: &Path| {
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
         };
-        let [a, b] = [read(&before)?, read(&after)?];
+        let comparison = Comparison::of(&read(&before)?, &read(&after)?);
         let comparison =
-            Comparison::of(&a, &b).with_context(|| format!("cannot compare {name}"))?;
-        println!("{name}: {} and {}", before.display(), after.display());
-        println!("{comparison}");
+            comparison.with_context(|| format!("cannot compare {}", before.display()))?;
+        println!("{} and {}\n{comparison}", before.display(), after.display());
         is_same &= comparison.is_same();
     }
     println!("{}", if is_same { "same" } else { "different" });
@@ -30,22 +29,17 @@ pub(crate) fn run(before: &Path, after: &Path) -> Result<ExitCode> {
     })
 }
 
-type Pair = (String, Option<PathBuf>, Option<PathBuf>);
-
-fn pairs(before: &Path, after: &Path) -> Result<Vec<Pair>> {
+fn pairs(before: &Path, after: &Path) -> Result<Vec<[PathBuf; 2]>> {
     if before.is_file() && after.is_file() {
-        let name = before.file_name().unwrap_or_default().to_string_lossy();
-        return Ok(vec![(name.into(), Some(before.into()), Some(after.into()))]);
+        return Ok(vec![[before.into(), after.into()]]);
     }
-    let [in_before, in_after] = [ptx_files(before)?, ptx_files(after)?];
-    let names: BTreeSet<_> = in_before.union(&in_after).collect();
-    let path = |folder: &Path, has: &BTreeSet<String>, name: &String| {
-        has.contains(name).then(|| folder.join(name))
-    };
-    let pairs = names.into_iter().map(|name| {
-        let [b, a] = [path(before, &in_before, name), path(after, &in_after, name)];
-        (name.clone(), b, a)
-    });
+    let [of_before, of_after] = [ptx_files(before)?, ptx_files(after)?];
+    if let Some(name) = of_before.symmetric_difference(&of_after).next() {
+        bail!("{name} is in only one of the folders");
+    }
+    let pairs = of_before
+        .iter()
+        .map(|name| [before.join(name), after.join(name)]);
     Ok(pairs.collect())
 }
 
@@ -53,21 +47,11 @@ fn pairs(before: &Path, after: &Path) -> Result<Vec<Pair>> {
 fn ptx_files(folder: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(folder)
         .with_context(|| format!("{} is neither a file nor a folder", folder.display()))?;
-    let mut names = BTreeSet::new();
-    for entry in entries {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".ptx") {
-            names.insert(name);
-        }
-    }
-    if names.is_empty() {
-        bail!("{} has no .ptx file", folder.display());
-    }
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<Result<BTreeSet<String>>>()?;
+    names.retain(|name| name.ends_with(".ptx"));
+    ensure!(!names.is_empty(), "{} has no .ptx file", folder.display());
     Ok(names)
-}
-
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 #[cfg(test)]

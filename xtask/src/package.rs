@@ -15,7 +15,7 @@ use ferry_build::{
     Artifact, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, all_variants,
     compile_each, for_one_node, place,
 };
-use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, Verdict};
+use ferry_ptx_tools::{CodeGenerator, Comparison, Digest};
 use xshell::{Shell, cmd};
 
 use crate::builds;
@@ -230,23 +230,19 @@ fn require_same_kernels(compiled: &str, taken: &str) -> Result<()> {
         bail!("it mentions NVSHMEM: {line}");
     }
     let comparison = Comparison::of(compiled, taken)?;
-    let kernels = comparison
-        .parts
-        .iter()
-        .filter(|part| part.name.starts_with("ferry_"));
-    for kernel in kernels {
-        let is_there = !matches!(kernel.verdict, Verdict::OnlyBefore | Verdict::OnlyAfter);
+    let mut parts = comparison.parts.iter();
+    parts.try_for_each(|part| {
         // Halves of register pairs, and pairs with an empty half: the assembler makes no operation of them.
         let is_free = |name: &str| ["cvt.u32.u64", "cvt.u64.u32"].contains(&name);
-        let is_same = kernel.counts.iter().all(|(_, name, ..)| is_free(name));
+        let mut counts = part.counts();
+        counts.retain(|(name, ..)| !is_free(name));
         ensure!(
-            is_there && is_same,
-            "{} has other operations than in the build with NVSHMEM: {:?}",
-            kernel.name,
-            kernel.counts
+            !part.name.starts_with("ferry_") || part.is_in_both() && counts.is_empty(),
+            "{} has other operations than in the build with NVSHMEM: {counts:?}",
+            part.name
         );
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[cfg(test)]

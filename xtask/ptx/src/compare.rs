@@ -11,59 +11,39 @@ use std::hash::{Hash as _, Hasher as _};
 use ferry_build::Result;
 use ferry_ptx::{function_name, next_function, opcode, without_comments};
 
-use crate::ptx::{InstructionKind, PtxModule, without_crate_hashes};
+use crate::ptx::{PtxModule, is_shared_or_converts};
 
-mod names;
-
-use names::{Names, is_mangled, is_register_count, with_names};
-
-/// Lines shown before and after the first line that differs.
-const CONTEXT: usize = 3;
+/// Lines shown of each file, from the first one that differs on.
+const SHOWN: usize = 4;
+/// Name of the part outside functions.
+const DECLARATIONS: &str = "declarations outside functions";
+/// Prefixes of names that a compiler made.
+const MANGLED: [&str; 5] = ["_R", "_Z", "alloc_", "anon", "__unnamed_"];
 
 /// Two PTX files, compared.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Comparison {
-    /// Kernels by name, then functions that were not inlined, then the declarations outside functions.
-    pub parts: Vec<PartComparison>,
+    /// Kernels and functions, and the declarations outside functions.
+    pub parts: Vec<Part>,
 }
 
-/// A kernel, a function, or the module's declarations, in both files.
-#[derive(Clone, Debug)]
-pub struct PartComparison {
-    /// Its name, mangled or not.
+/// A kernel, a function that was not inlined, or all declarations, in both files.
+#[derive(Debug)]
+pub struct Part {
+    /// Its name; where that is mangled, one made of the function's code.
     pub name: String,
-    /// Whether both files have the same.
-    pub verdict: Verdict,
-    /// Instructions whose numbers differ: kind, opcode, number before, number after.
-    pub counts: Vec<(InstructionKind, String, u32, u32)>,
-    /// Numbers of instructions of all kinds, before and after.
-    pub instructions: (usize, usize),
+    before: Option<Vec<Line>>,
+    after: Option<Vec<Line>>,
 }
 
-/// Outcome of the comparison of a part.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The same text.
-    Same,
-    /// The same text if registers are numbered in the order of their first use.
-    OtherRegisterNumbers,
-    /// Another text.
-    Differs(Difference),
-    /// The second file does not have it.
-    OnlyBefore,
-    /// The first file does not have it.
-    OnlyAfter,
-}
-
-/// The first line that differs, with lines around it. Lines begin with their number in the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// Lines before it, as in the first file.
-    pub leading: Vec<String>,
-    /// The line and its successors, in the first file.
-    pub before: Vec<String>,
-    /// The same, in the second file.
-    pub after: Vec<String>,
+/// A line of code.
+#[derive(Clone, Debug)]
+struct Line {
+    /// Number in the file.
+    number: usize,
+    text: String,
+    /// The text with the names that a compiler made replaced.
+    plain: String,
 }
 
 impl Comparison {
@@ -73,105 +53,60 @@ impl Comparison {
     ///
     /// A text is not PTX.
     pub fn of(before: &str, after: &str) -> Result<Comparison> {
-        let [before, after] = [Source::read(before)?, Source::read(after)?];
-        let names = SharedNames::of(&before, &after);
-        let mut parts = Vec::new();
-        let kernels: BTreeSet<_> = [&before, &after]
-            .iter()
-            .flat_map(|source| source.kernels())
-            .collect();
-        for name in kernels {
-            let part = |source: &Source, names| source.named(name).map(|f| f.text(names));
-            let [b, a] = [part(&before, &names.before), part(&after, &names.after)];
-            parts.push(PartComparison::of(name, b.as_ref(), a.as_ref()));
-        }
-        for (b, a) in &names.pairs {
-            let name = b.or(*a).map_or("", |index| {
-                let source = if b.is_some() { &before } else { &after };
-                &source.functions[index].name
-            });
-            let b = b.map(|index| before.functions[index].text(&names.before));
-            let a = a.map(|index| after.functions[index].text(&names.after));
-            parts.push(PartComparison::of(name, b.as_ref(), a.as_ref()));
-        }
-        let outside = [
-            before.outside.text(&names.before),
-            after.outside.text(&names.after),
-        ]
-        .map(Text::sorted);
-        parts.push(PartComparison::of(
-            "declarations outside functions",
-            Some(&outside[0]),
-            Some(&outside[1]),
-        ));
-        Ok(Comparison { parts })
+        let [mut before, mut after] = [parts(before)?, parts(after)?];
+        let names: BTreeSet<String> = before.keys().chain(after.keys()).cloned().collect();
+        let parts = names.into_iter().map(|name| Part {
+            before: before.remove(&name),
+            after: after.remove(&name),
+            name,
+        });
+        Ok(Comparison {
+            parts: parts.collect(),
+        })
     }
 
     /// Whether every part is the same.
     pub fn is_same(&self) -> bool {
-        self.parts.iter().all(|part| part.verdict == Verdict::Same)
+        self.parts.iter().all(Part::is_same)
     }
 }
 
-impl PartComparison {
-    fn of(name: &str, before: Option<&Text>, after: Option<&Text>) -> PartComparison {
-        let name = name.to_owned();
-        let (verdict, counts) = match (before, after) {
-            (Some(before), Some(after)) => (Verdict::of(before, after), counts(before, after)),
-            (Some(_), None) => (Verdict::OnlyBefore, Vec::new()),
-            _ => (Verdict::OnlyAfter, Vec::new()),
-        };
-        let instructions = |text: Option<&Text>| text.map_or(0, |text| text.opcodes().count());
-        PartComparison {
-            name,
-            verdict,
-            counts,
-            instructions: (instructions(before), instructions(after)),
-        }
+impl Part {
+    /// Whether both files have it.
+    pub fn is_in_both(&self) -> bool {
+        self.before.is_some() && self.after.is_some()
     }
-}
 
-impl Verdict {
-    fn of(before: &Text, after: &Text) -> Verdict {
-        let same = |pick: fn(&Line) -> &String| {
-            let [b, a] = [before, after].map(|text| text.lines.iter().map(pick));
-            b.eq(a)
-        };
-        if same(|line| &line.plain) {
-            return Verdict::Same;
-        }
-        if same(|line| &line.renumbered) {
-            return Verdict::OtherRegisterNumbers;
-        }
-        let pairs = before.lines.iter().zip(&after.lines);
-        let first = pairs
-            .take_while(|(before, after)| before.renumbered == after.renumbered)
-            .count();
-        let shown = |text: &Text, from: usize, to: usize| {
-            let lines = text.lines.iter().take(to).skip(from);
-            lines
-                .map(|line| format!("{}: {}", line.number, line.original))
-                .collect()
-        };
-        let last = first + 1 + CONTEXT;
-        Verdict::Differs(Difference {
-            leading: shown(before, first.saturating_sub(CONTEXT), first),
-            before: shown(before, first, last),
-            after: shown(after, first, last),
-        })
+    /// Whether both files have it with the same code.
+    pub fn is_same(&self) -> bool {
+        self.is_in_both() && self.first_difference().is_none()
     }
-}
 
-/// Opcodes of a counted kind whose counts differ.
-fn counts(before: &Text, after: &Text) -> Vec<(InstructionKind, String, u32, u32)> {
-    let [before, after] = [before, after].map(Text::counts);
-    let keys: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
-    let differing = keys.into_iter().filter_map(|key| {
-        let [before, after] =
-            [&before, &after].map(|counts| counts.get(&key).copied().unwrap_or(0));
-        (before != after).then_some((key.0, key.1, before, after))
-    });
-    differing.collect()
+    /// Index of the first line that differs.
+    fn first_difference(&self) -> Option<usize> {
+        let [before, after] = self.lines();
+        let pairs = before.iter().zip(after);
+        let same = pairs.take_while(|(b, a)| b.plain == a.plain).count();
+        (same < before.len().max(after.len())).then_some(same)
+    }
+
+    /// Opcodes by which threads share something or which convert, where their numbers differ: opcode, number
+    /// before, number after.
+    pub fn counts(&self) -> Vec<(String, usize, usize)> {
+        let mut counts: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+        for (file, lines) in self.lines().into_iter().enumerate() {
+            for opcode in opcodes(lines).filter(|opcode| is_shared_or_converts(opcode)) {
+                counts.entry(opcode).or_default()[file] += 1;
+            }
+        }
+        let counts = counts.into_iter().filter(|(_, [b, a])| b != a);
+        let counts = counts.map(|(opcode, [b, a])| (opcode.to_owned(), b, a));
+        counts.collect()
+    }
+
+    fn lines(&self) -> [&[Line]; 2] {
+        [&self.before, &self.after].map(|lines| lines.as_deref().unwrap_or_default())
+    }
 }
 
 impl fmt::Display for Comparison {
@@ -180,310 +115,205 @@ impl fmt::Display for Comparison {
     }
 }
 
-impl fmt::Display for PartComparison {
+impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = &self.name;
-        match &self.verdict {
-            Verdict::Same => writeln!(f, "{name}: same")?,
-            Verdict::OtherRegisterNumbers => {
-                writeln!(f, "{name}: same, but registers have other numbers")?;
-            }
-            Verdict::OnlyBefore => writeln!(f, "{name}: only in the first file")?,
-            Verdict::OnlyAfter => writeln!(f, "{name}: only in the second file")?,
-            Verdict::Differs(difference) => {
-                writeln!(f, "{name}: differs, first here:")?;
-                let Difference {
-                    leading,
-                    before,
-                    after,
-                } = difference;
-                for (sign, lines) in [(' ', leading), ('-', before), ('+', after)] {
-                    for line in lines {
-                        writeln!(f, "  {sign} {line}")?;
-                    }
-                }
-                let (before, after) = self.instructions;
-                writeln!(f, "    instructions {before} -> {after}")?;
-                if self.counts.is_empty() {
-                    writeln!(
-                        f,
-                        "    memory, shuffles, votes, barriers, calls, bits, conversions: unchanged"
-                    )?;
-                }
+        let (name, [before, after]) = (&self.name, self.lines());
+        let Some(first) = self.first_difference() else {
+            return writeln!(f, "{name}: same");
+        };
+        match (&self.before, &self.after) {
+            (Some(_), None) => writeln!(f, "{name}: only in the first file:")?,
+            (None, _) => writeln!(f, "{name}: only in the second file:")?,
+            _ => writeln!(f, "{name}: differs, first here:")?,
+        }
+        for (sign, lines) in [('-', before), ('+', after)] {
+            for Line { number, text, .. } in lines.iter().skip(first).take(SHOWN) {
+                writeln!(f, "  {sign} {number}: {text}")?;
             }
         }
-        for (kind, opcode, before, after) in &self.counts {
-            writeln!(f, "    {kind}: {opcode} {before} -> {after}")?;
+        if !self.is_in_both() {
+            return Ok(());
+        }
+        let [b, a] = [before, after].map(|lines| opcodes(lines).count());
+        writeln!(f, "    instructions {b} -> {a}")?;
+        for (opcode, b, a) in self.counts() {
+            writeln!(f, "    {opcode} {b} -> {a}")?;
         }
         Ok(())
     }
 }
 
-/// A PTX file, cut into functions.
-struct Source {
-    functions: Vec<Function>,
-    /// The lines outside functions.
-    outside: Function,
+/// Opcodes of all instructions.
+fn opcodes(lines: &[Line]) -> impl Iterator<Item = &str> {
+    let statements = lines
+        .iter()
+        .flat_map(|line| line.text.split([';', '{', '}']));
+    let opcodes = statements.map(|statement| opcode(statement.trim()));
+    opcodes.filter(|opcode| opcode.starts_with(|first: char| first.is_ascii_alphabetic()))
 }
 
-/// A function's lines, unchanged.
-struct Function {
+/// A function, or a line outside functions, as it is in the file.
+struct Item {
+    /// Its name; none of a declaration without a mangled one.
     name: String,
-    is_kernel: bool,
-    /// Number in the file, and text.
+    is_function: bool,
+    /// Whether its name may change: it is not a kernel, and a compiler made the name.
+    is_free: bool,
+    /// Number and text of each line.
     lines: Vec<(usize, String)>,
 }
 
-impl Source {
-    fn read(text: &str) -> Result<Source> {
-        // Refuses other text.
-        PtxModule::parse(text)?;
-        let text = without_comments(text);
-        let mut source = Source {
-            functions: Vec::new(),
-            outside: Function::new(String::new(), false),
-        };
-        let mut rest = text.as_str();
-        let mut number = 1;
-        while let Some((header, body, after)) = next_function(rest) {
-            // All three are slices of `rest`: the header begins after the text outside functions.
-            let start = header.as_ptr() as usize - rest.as_ptr() as usize;
-            let end = rest.len() - after.len();
-            source.outside.push_lines(number, &rest[..start]);
-            number += newlines(&rest[..start]);
-            if body.is_some() {
-                let is_kernel = header.contains(".entry");
-                let mut function = Function::new(function_name(header).to_owned(), is_kernel);
-                function.push_lines(number, &rest[start..end]);
-                source.functions.push(function);
-            } else if header.starts_with(".extern") {
-                source.outside.push_lines(number, header);
-            }
-            number += newlines(&rest[start..end]);
-            rest = after;
+/// Lines of a file by the parts that they belong to.
+fn parts(text: &str) -> Result<BTreeMap<String, Vec<Line>>> {
+    let items = items(text)?;
+    let mut names = HashMap::new();
+    // Each pass reaches callees one level deeper; recursion never settles.
+    for _ in 0..=items.len() {
+        let free = items.iter().filter(|item| item.is_free);
+        let next: HashMap<String, String> = free
+            .map(|item| (item.name.clone(), digest(&item.text(&names))))
+            .collect();
+        if next == names {
+            break;
         }
-        source.outside.push_lines(number, rest);
-        Ok(source)
+        names = next;
     }
-
-    fn kernels(&self) -> impl Iterator<Item = &str> {
-        let kernels = self.functions.iter().filter(|function| !function.is_free());
-        kernels.map(|function| function.name.as_str())
+    let mut parts: BTreeMap<String, Vec<Line>> = BTreeMap::new();
+    for item in items {
+        let part = match (item.is_function, item.is_free) {
+            (false, _) => DECLARATIONS,
+            (true, true) => &names[&item.name],
+            (true, false) => &item.name,
+        };
+        let lines = item.text(&names);
+        parts.entry(part.to_owned()).or_default().extend(lines);
     }
-
-    fn named(&self, name: &str) -> Option<&Function> {
-        self.functions.iter().find(|function| function.name == name)
+    if let Some(lines) = parts.get_mut(DECLARATIONS) {
+        lines.sort_by(|a, b| a.plain.cmp(&b.plain));
     }
+    Ok(parts)
+}
 
-    /// Indices of the functions that are compared by content, not by name.
-    fn free(&self) -> Vec<usize> {
-        (0..self.functions.len())
-            .filter(|&index| self.functions[index].is_free())
-            .collect()
-    }
+/// A name for what these lines say.
+fn digest(lines: &[Line]) -> String {
+    let mut hasher = DefaultHasher::new();
+    lines.iter().for_each(|line| line.plain.hash(&mut hasher));
+    format!("function {:016x}", hasher.finish())
+}
 
-    /// Names for variables with mangled names, made of their declarations.
-    fn variables(&self) -> HashMap<String, String> {
-        let lines = self.outside.lines.iter().map(|(_, line)| line);
-        let declared = lines.filter(|line| !line.starts_with(".extern"));
-        let named = declared.filter_map(|line| {
-            let mut name = None;
-            let blank = with_names(line, |word| {
-                is_mangled(word).then(|| {
-                    name.get_or_insert_with(|| word.to_owned());
-                    "variable".to_owned()
-                })
+fn items(text: &str) -> Result<Vec<Item>> {
+    // Refuses other text.
+    PtxModule::parse(text)?;
+    let text = without_comments(text);
+    let (mut items, mut outside) = (Vec::new(), Vec::new());
+    let (mut rest, mut number) = (text.as_str(), 1);
+    while let Some((header, body, after)) = next_function(rest) {
+        // All three are slices of `rest`: the header begins after the text outside functions.
+        let start = header.as_ptr() as usize - rest.as_ptr() as usize;
+        let (before, function) = rest[..rest.len() - after.len()].split_at(start);
+        outside.extend(code(number, before));
+        number += newlines(before);
+        if body.is_some() {
+            let name = function_name(header).to_owned();
+            items.push(Item {
+                is_function: true,
+                is_free: is_mangled(&name) && !header.contains(".entry"),
+                name,
+                lines: code(number, function).collect(),
             });
-            let mut hasher = DefaultHasher::new();
-            blank.hash(&mut hasher);
-            Some((name?, format!("v{:x}", hasher.finish())))
-        });
-        named.collect()
-    }
-
-    /// A digest of each function with a mangled name and of all that it calls, by name.
-    fn digests(&self) -> HashMap<String, u64> {
-        let free: Vec<_> = self.free();
-        let variables = self.variables();
-        let mut digests: HashMap<String, u64> = HashMap::new();
-        // Each pass covers callees one level deeper; recursion settles, too.
-        for _ in 0..=free.len() {
-            let called = digests.iter();
-            let called = called.map(|(name, digest)| (name.clone(), format!("{digest:x}")));
-            let names = variables.clone().into_iter().chain(called).collect();
-            let next = free.iter().map(|&index| {
-                let function = &self.functions[index];
-                (function.name.clone(), function.text(&names).digest())
-            });
-            digests = next.collect();
+        } else if header.starts_with(".extern") {
+            outside.extend(code(number, header));
         }
-        digests
+        number += newlines(function);
+        rest = after;
     }
+    outside.extend(code(number, rest));
+    items.extend(outside.into_iter().map(|(number, line)| {
+        let name = words(&line).find(|word| is_mangled(word));
+        Item {
+            name: name.unwrap_or_default().to_owned(),
+            is_function: false,
+            is_free: name.is_some(),
+            lines: vec![(number, line)],
+        }
+    }));
+    Ok(items)
 }
 
-impl Function {
-    fn new(name: String, is_kernel: bool) -> Function {
-        Function {
-            name,
-            is_kernel,
-            lines: Vec::new(),
-        }
-    }
-
-    /// Whether its name may change: it is not a kernel, and a compiler made the name.
-    fn is_free(&self) -> bool {
-        !self.is_kernel && is_mangled(&self.name)
-    }
-
-    /// Keeps the lines that are code.
-    fn push_lines(&mut self, first_number: usize, text: &str) {
-        let mut in_section = false;
-        for (index, line) in text.lines().enumerate() {
-            let line = line.trim();
-            in_section |= line.starts_with(".section");
-            let is_table = line.starts_with(".loc") && !line.starts_with(".local");
-            let is_file = line.starts_with(".file");
-            if !(line.is_empty() || in_section || is_table || is_file) {
-                self.lines.push((first_number + index, line.to_owned()));
-            }
-            in_section &= !line.ends_with('}');
-        }
-    }
-
-    /// Its text with compiler-made names replaced, by those of `names` first.
-    fn text(&self, names: &HashMap<String, String>) -> Text {
-        let mut replaced = Names::new(&self.name, names);
-        let mut registers = Names::new("", names);
-        let lines = self.lines.iter().map(|(number, original)| {
-            let plain = with_names(original, |word| replaced.name(word));
-            let renumbered = if is_register_count(&plain) {
-                String::new()
-            } else {
-                with_names(&plain, |word| registers.register(word))
-            };
-            Line {
-                number: *number,
-                original: original.clone(),
-                plain,
-                renumbered,
-            }
-        });
-        Text {
-            lines: lines.collect(),
-        }
-    }
+/// Lines that are code, with their numbers.
+fn code(first_number: usize, text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut in_section = false;
+    let lines = text.lines().map(str::trim).enumerate();
+    lines.filter_map(move |(index, line)| {
+        in_section |= line.starts_with(".section");
+        let is_table = line.starts_with(".loc") && !line.starts_with(".local");
+        let is_code = !(line.is_empty() || in_section || is_table || line.starts_with(".file"));
+        in_section &= !line.ends_with('}');
+        is_code.then(|| (first_number + index, line.to_owned()))
+    })
 }
 
-/// A function with its names replaced.
-struct Text {
-    lines: Vec<Line>,
-}
-
-struct Line {
-    number: usize,
-    original: String,
-    /// The line with the names of labels, functions and parameters replaced.
-    plain: String,
-    /// `plain` with registers numbered by their first use.
-    renumbered: String,
-}
-
-impl Text {
-    fn digest(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for line in &self.lines {
-            line.plain.hash(&mut hasher);
-        }
-        hasher.finish()
-    }
-
-    fn sorted(mut self) -> Text {
-        self.lines.sort_by(|a, b| a.plain.cmp(&b.plain));
-        self
-    }
-
-    /// Number of occurrences of each opcode of a counted kind.
-    fn counts(&self) -> BTreeMap<(InstructionKind, String), u32> {
-        let mut counts = BTreeMap::new();
-        for opcode in self.opcodes() {
-            if let Some(kind) = InstructionKind::of(opcode) {
-                *counts.entry((kind, opcode.to_owned())).or_default() += 1;
-            }
-        }
-        counts
-    }
-
-    /// The opcodes of all instructions.
-    fn opcodes(&self) -> impl Iterator<Item = &str> {
-        let lines = self.lines.iter();
-        let statements = lines.flat_map(|line| line.plain.split([';', '{', '}']));
-        let opcodes = statements.map(|statement| opcode(statement.trim()));
-        opcodes.filter(|opcode| opcode.starts_with(|first: char| first.is_ascii_alphabetic()))
-    }
-}
-
-/// New names for functions and variables with mangled names, the same for both files.
-struct SharedNames {
-    before: HashMap<String, String>,
-    after: HashMap<String, String>,
-    /// Functions that are compared: index in the first file, index in the second.
-    pairs: Vec<(Option<usize>, Option<usize>)>,
-}
-
-impl SharedNames {
-    /// Pairs functions with the same code, then with the same name, then the rest.
-    fn of(before: &Source, after: &Source) -> SharedNames {
-        let [digests_before, digests_after] = [before, after].map(Source::digests);
-        let mut left = (before.free(), after.free());
-        let mut pairs = Vec::new();
-        let key = |digests: &HashMap<String, u64>, name: &str| digests.get(name).copied();
-        pair_up(&mut left, &mut pairs, |b, a| {
-            let (b, a) = (&before.functions[b].name, &after.functions[a].name);
-            key(&digests_before, b) == key(&digests_after, a)
-        });
-        let same_code = pairs.len();
-        pair_up(&mut left, &mut pairs, |b, a| {
-            let (b, a) = (&before.functions[b].name, &after.functions[a].name);
-            without_crate_hashes(b) == without_crate_hashes(a)
-        });
-        pair_up(&mut left, &mut pairs, |_, _| true);
-        let mut names = SharedNames {
-            before: before.variables(),
-            after: after.variables(),
-            pairs: Vec::new(),
+impl Item {
+    /// Its lines, with names that a compiler made replaced: by those of `names`, or by numbers in the order
+    /// of their first use.
+    fn text(&self, names: &HashMap<String, String>) -> Vec<Line> {
+        let mut numbers = HashMap::new();
+        let mut numbered = |word: &str| {
+            let next = numbers.len();
+            format!("name{}", *numbers.entry(word.to_owned()).or_insert(next))
         };
-        for (index, &(b, a)) in pairs.iter().enumerate() {
-            let b = before.functions[b].name.clone();
-            let a = after.functions[a].name.clone();
-            // Functions with the same code are interchangeable.
-            let name = match digests_before.get(&b) {
-                Some(digest) if index < same_code => format!("f{digest:x}"),
-                _ => format!("pair{index}"),
+        let mut replaced = |word: &str| {
+            if ["$", "__local_depot", "prototype_"]
+                .iter()
+                .any(|start| word.starts_with(start))
+            {
+                return numbered(word);
+            }
+            if !is_mangled(word) {
+                return word.to_owned();
+            }
+            let base = word.rsplit_once("_param_").map_or(word, |(base, _)| base);
+            let name: &str = match names.get(base) {
+                _ if base == self.name => "own",
+                Some(name) => name,
+                None => &numbered(base),
             };
-            names.before.insert(b, name.clone());
-            names.after.insert(a, name);
-        }
-        names.pairs = pairs.iter().map(|&(b, a)| (Some(b), Some(a))).collect();
-        names.pairs.extend(left.0.iter().map(|&b| (Some(b), None)));
-        names.pairs.extend(left.1.iter().map(|&a| (None, Some(a))));
-        names
+            word.replacen(base, name, 1)
+        };
+        let lines = self.lines.iter().map(|(number, text)| Line {
+            number: *number,
+            text: text.clone(),
+            plain: with_words(text, &mut replaced),
+        });
+        lines.collect()
     }
 }
 
-/// Moves each pair that matches, in order, from `left` to `pairs`.
-fn pair_up(
-    left: &mut (Vec<usize>, Vec<usize>),
-    pairs: &mut Vec<(usize, usize)>,
-    matches: impl Fn(usize, usize) -> bool,
-) {
-    let (before, after) = left;
-    before.retain(|&b| {
-        let Some(place) = after.iter().position(|&a| matches(b, a)) else {
-            return true;
-        };
-        pairs.push((b, after.remove(place)));
-        false
-    });
+/// Whether a character is part of a word.
+fn is_in_word(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "_$%".contains(character)
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|character| !is_in_word(character))
+        .filter(|word| !word.is_empty())
+}
+
+/// A line with each word replaced.
+fn with_words(line: &str, mut replaced: impl FnMut(&str) -> String) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut rest = line;
+    for word in words(line) {
+        let start = word.as_ptr() as usize - rest.as_ptr() as usize;
+        text += &rest[..start];
+        text += &replaced(word);
+        rest = &rest[start + word.len()..];
+    }
+    text + rest
+}
+
+fn is_mangled(word: &str) -> bool {
+    MANGLED.iter().any(|beginning| word.starts_with(beginning))
 }
 
 fn newlines(text: &str) -> usize {

@@ -13,7 +13,7 @@ mod violation;
 pub mod wheels;
 
 pub use assemble::{Resources, assemble};
-pub use compare::{Comparison, Verdict};
+pub use compare::Comparison;
 pub use cuda_folder::with_compiler as cuda_folder;
 pub use digest::{Digest, stale_variants};
 pub use generator::{CodeGenerator, DIGESTED};

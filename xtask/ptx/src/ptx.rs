@@ -1,8 +1,8 @@
 //! Reads PTX text: the facts that matter to a reviewer.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
-use std::{fmt, fs};
 
 use ferry_build::{Error, FileContext, Result};
 use ferry_ptx::{Function, opcode};
@@ -26,55 +26,24 @@ const MEMORY_OPCODES: [&str; 15] = [
     "discard",
 ];
 
-/// Kinds of instructions that are counted if two builds differ: instructions by which threads share
-/// something, and instructions that a compiler drops or doubles if it mistakes a type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InstructionKind {
-    /// Loads, stores, atomics, copies, prefetches.
-    Memory,
-    /// Exchanges between the lanes of a warp.
-    Shuffle,
-    /// Votes, matches and reductions of a warp.
-    Vote,
-    /// Barriers and fences.
-    Barrier,
-    /// Calls of functions that were not inlined.
-    Call,
-    /// Bits counted, found, reversed or moved within a word.
-    Bit,
-    /// Conversions between types.
-    Conversion,
-}
-
-impl InstructionKind {
-    /// The kind of an opcode, if it is one of these.
-    pub fn of(opcode: &str) -> Option<InstructionKind> {
-        let base = opcode.split('.').next().unwrap_or_default();
-        match base {
-            "shfl" => Some(Self::Shuffle),
-            "vote" | "match" | "redux" | "activemask" => Some(Self::Vote),
-            "bar" | "barrier" | "mbarrier" | "fence" | "membar" => Some(Self::Barrier),
-            "call" => Some(Self::Call),
-            "popc" | "clz" | "bfind" | "fns" | "brev" | "bfe" | "bfi" | "bmsk" => Some(Self::Bit),
-            "cvt" => Some(Self::Conversion),
-            _ if opcode.contains(".param") => None,
-            _ => MEMORY_OPCODES.contains(&base).then_some(Self::Memory),
-        }
+/// Whether an instruction is one by which threads share something, or one that a compiler drops or doubles if
+/// it mistakes a type: bits that are counted or found, and conversions.
+pub(crate) fn is_shared_or_converts(opcode: &str) -> bool {
+    let base = base(opcode);
+    match base {
+        "shfl" | "vote" | "match" | "redux" | "activemask" | "call" => true,
+        "popc" | "clz" | "bfind" | "fns" | "brev" | "bfe" | "bfi" | "bmsk" | "cvt" => true,
+        _ => is_memory_operation(opcode),
     }
 }
 
-impl fmt::Display for InstructionKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Shuffle => "shuffle",
-            Self::Vote => "vote",
-            Self::Barrier => "barrier",
-            Self::Call => "call",
-            Self::Bit => "bits",
-            Self::Conversion => "conversion",
-        })
-    }
+/// Whether an instruction accesses or orders memory; a function's parameters are none.
+fn is_memory_operation(opcode: &str) -> bool {
+    MEMORY_OPCODES.contains(&base(opcode)) && !opcode.contains(".param")
+}
+
+fn base(opcode: &str) -> &str {
+    opcode.split('.').next().unwrap_or_default()
 }
 
 /// A kernel, or a function that was not inlined into one.
@@ -153,10 +122,9 @@ fn facts(function: &Function, body: &str) -> PtxFunction {
             continue;
         }
         let opcode = opcode(statement);
-        let base = opcode.split('.').next().unwrap_or_default();
-        if base == "call" {
+        if base(opcode) == "call" {
             facts.calls += 1;
-        } else if MEMORY_OPCODES.contains(&base) && !opcode.contains(".param") {
+        } else if is_memory_operation(opcode) {
             *facts
                 .memory_operations
                 .entry(opcode.to_owned())
