@@ -1,11 +1,12 @@
 //! `cargo xtask bindgen`: generates `nvshmem-sys/src/generated` from NVSHMEM's headers.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use ferry_build::{DEVICE_FUNCTIONS, Wheel};
 use ferry_ptx_tools::wheels::{CCCL, CRT, RUNTIME};
+
+use crate::generated;
 
 /// Host functions that `nvshmem-sys` loads. `cargo xtask bindgen` generates no other host functions.
 const HOST_FUNCTIONS: [&str; 17] = [
@@ -37,33 +38,12 @@ const DEVICE_ITEMS: &str = "nvshmemi_device_host_state_v1|CHANNEL_BUF_SIZE_LOG";
 /// Generates the bindings, or with `check` compares them with the committed ones.
 pub fn run(root: &Path, target_dir: &Path, check: bool) -> Result<()> {
     let headers = Headers::fetch(target_dir)?;
-    let folder = root.join("nvshmem-sys/src/generated");
-    let halves = [
+    let files = [
         ("host.rs", host_half(&headers)?),
         ("device.rs", device_half(&headers)?),
     ];
-    let mut stale = Vec::new();
-    for (name, text) in halves {
-        let path = folder.join(name);
-        if check {
-            if fs::read_to_string(&path).unwrap_or_default() != text {
-                stale.push(name);
-            }
-        } else {
-            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-    }
-    if !stale.is_empty() {
-        bail!(
-            "stale: {}; renew with `cargo xtask bindgen`",
-            stale.join(", ")
-        );
-    }
-    println!(
-        "nvshmem-sys/src/generated is {}",
-        if check { "fresh" } else { "written" }
-    );
-    Ok(())
+    let files = files.map(|(name, text)| (format!("nvshmem-sys/src/generated/{name}"), text));
+    generated::renew(root, &files, check, "cargo xtask bindgen")
 }
 
 /// Include folders of the four wheels.

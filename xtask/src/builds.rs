@@ -1,8 +1,10 @@
-//! Builds that say what they do, and that they wait for another cargo.
+//! Builds that say what they do, and that they wait for another cargo; what cargo knows of packages.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use xtask_front::{Log, Screen};
 
 use crate::places::Places;
@@ -25,4 +27,16 @@ pub(crate) fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command
     let mut cargo = xtask_front::cargo();
     cargo.args(arguments);
     cargo
+}
+
+/// Packages as cargo knows them: the workspace's, and without the option `--no-deps` all that it needs.
+pub(crate) fn packages(root: &Path, options: &[&str]) -> Result<Vec<Value>> {
+    let mut cargo = cargo(["metadata", "--format-version=1"]);
+    let output = cargo.args(options).current_dir(root).output()?;
+    ensure!(output.status.success(), "`cargo metadata` failed");
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array();
+    Ok(packages
+        .context("`cargo metadata` lists no packages")?
+        .clone())
 }

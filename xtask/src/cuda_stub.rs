@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
 
+use crate::builds;
 use crate::places::Places;
 
 /// The variable that names the driver library's folder to `cust`.
@@ -84,15 +85,7 @@ pub(crate) fn names_in(root: &Path, package: &str, prefix: &str) -> Result<BTree
 
 /// Cargo's folder of a crate's source.
 fn source_folder(root: &Path, name: &str) -> Result<PathBuf> {
-    let shell = Shell::new()?;
-    shell.change_dir(root);
-    let metadata = cmd!(shell, "cargo metadata --format-version 1 --all-features")
-        .quiet()
-        .read()?;
-    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
-    let packages = metadata["packages"]
-        .as_array()
-        .context("cargo metadata lists no packages")?;
+    let packages = builds::packages(root, &["--all-features"])?;
     packages
         .iter()
         .find(|package| package["name"] == name)

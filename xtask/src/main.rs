@@ -18,6 +18,7 @@ mod commit;
 mod compare_ptx;
 mod cuda_stub;
 mod dist;
+mod generated;
 mod package;
 mod places;
 mod python;

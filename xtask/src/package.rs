@@ -15,7 +15,7 @@ use ferry_build::{
     Artifact, PACKAGED_MANIFEST, PACKAGED_PTX, PACKAGED_SOURCES, Package, Variant, all_variants,
     compile_each, for_one_node, place,
 };
-use ferry_ptx_tools::{CodeGenerator, Comparison, Digest};
+use ferry_ptx_tools::{CodeGenerator, Comparison, Digest, with_members};
 use xshell::{Shell, cmd};
 
 use crate::builds;
@@ -121,8 +121,10 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
         let folder = &package.folder;
         tree.copy_package(folder, &source.join(folder), &|_| true)?;
     }
-    let members = published.iter().map(|package| package.folder.as_path());
-    copy_workspace(root, source, "Cargo.toml", members)?;
+    let members = published.iter().map(|package| package.folder.to_str());
+    let members: Option<Vec<&str>> = members.collect();
+    let members = members.context("a package's folder is not text")?;
+    copy_workspace(root, source, "Cargo.toml", &members)?;
     stage_ptx(places, &source.join(HOST).join(PACKAGED_PTX), full)?;
 
     let device = source.join(HOST).join(PACKAGED_SOURCES);
@@ -140,12 +142,7 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
         let manifest = device.join(folder).join("Cargo.toml");
         fs::rename(&manifest, manifest.with_file_name(PACKAGED_MANIFEST))?;
     }
-    copy_workspace(
-        root,
-        &device,
-        PACKAGED_MANIFEST,
-        DEVICE_CRATES.iter().map(Path::new),
-    )?;
+    copy_workspace(root, &device, PACKAGED_MANIFEST, &DEVICE_CRATES)?;
     fs::copy(
         root.join("rust-toolchain.toml"),
         device.join("rust-toolchain.toml"),
@@ -154,27 +151,11 @@ fn stage(places: &Places, published: &[Published], source: &Path, full: bool) ->
 }
 
 /// Copies the workspace's manifest, with other members, and its lock file.
-fn copy_workspace<'a>(
-    root: &Path,
-    to: &Path,
-    manifest: &str,
-    members: impl Iterator<Item = &'a Path>,
-) -> Result<()> {
+fn copy_workspace(root: &Path, to: &Path, manifest: &str, members: &[&str]) -> Result<()> {
     let text = fs::read_to_string(root.join("Cargo.toml"))?;
     fs::write(to.join(manifest), with_members(&text, members)?)?;
     fs::copy(root.join("Cargo.lock"), to.join("Cargo.lock"))?;
     Ok(())
-}
-
-/// A workspace's manifest with other members.
-fn with_members<'a>(manifest: &str, members: impl Iterator<Item = &'a Path>) -> Result<String> {
-    let start = "members = [";
-    let (before, rest) = manifest.split_once(start).context("no members")?;
-    let (_, after) = rest.split_once(']').context("no end of the members")?;
-    let members: Vec<_> = members
-        .map(|folder| format!("\"{}\"", folder.display()))
-        .collect();
-    Ok(format!("{before}{start}{}]{after}", members.join(", ")))
 }
 
 /// Writes the kernels for one node into the host library's package: those of the committed digests, without
@@ -248,18 +229,6 @@ fn require_same_kernels(compiled: &str, taken: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_workspace_gets_other_members_and_keeps_all_else() {
-        let manifest = "[workspace]\nmembers = [\n    \"gpu\", \"tests\",\n]\n\
-                        \n[profile.dev]\nopt-level = 2\n";
-        let members = ["gpu", "gpu/layout"].map(Path::new).into_iter();
-        assert_eq!(
-            with_members(manifest, members).unwrap(),
-            "[workspace]\nmembers = [\"gpu\", \"gpu/layout\"]\n\n[profile.dev]\nopt-level = 2\n"
-        );
-        assert!(with_members("[package]\n", [].into_iter()).is_err());
-    }
 
     #[test]
     fn kernels_that_have_nvshmem_or_are_others_are_found() {

@@ -1,12 +1,12 @@
 //! `cargo xtask c-header`: generates `host/c/include/ferry.h`.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use cbindgen::{Builder, Config, DocumentationStyle, Language, Style};
 
 use super::entries::Entries;
+use crate::generated;
 
 /// Path of the header below the workspace.
 pub(super) const HEADER: &str = "host/c/include/ferry.h";
@@ -15,19 +15,8 @@ const ABOUT: &str = include_str!("about.h");
 
 /// Generates the header, or with `check` compares it with the committed one.
 pub(super) fn run(root: &Path, check: bool) -> Result<()> {
-    let text = generate(root)?;
-    let path = root.join(HEADER);
-    if check {
-        if fs::read_to_string(&path).unwrap_or_default() != text {
-            bail!("{HEADER} is stale; renew it with `cargo xtask c-header`");
-        }
-        println!("{HEADER} is fresh");
-        return Ok(());
-    }
-    fs::create_dir_all(path.parent().context("a file has a folder")?)?;
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    println!("{HEADER} is written");
-    Ok(())
+    let files = [(HEADER.to_owned(), generate(root)?)];
+    generated::renew(root, &files, check, "cargo xtask c-header")
 }
 
 fn generate(root: &Path) -> Result<String> {

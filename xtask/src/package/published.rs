@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
+use crate::builds;
 use crate::places::Places;
 
 /// The package that carries PTX, and its folder.
@@ -30,13 +31,8 @@ impl Published {
 
 /// The workspace's packages that publish.
 pub(super) fn published(places: &Places) -> Result<Vec<Published>> {
-    let shell = Shell::new()?;
-    shell.change_dir(&places.root);
-    let metadata = cmd!(shell, "cargo metadata --format-version 1 --no-deps").quiet();
-    let metadata: serde_json::Value = serde_json::from_str(&metadata.read()?)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
     let mut published = Vec::new();
-    for package in packages {
+    for package in builds::packages(&places.root, &["--no-deps"])? {
         // A package that does not publish has an empty list of registries.
         if package["publish"].is_array() {
             continue;

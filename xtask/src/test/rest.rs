@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
+
+use crate::builds;
 
 /// Packages that read variables of the quick tests: one draws seeds, the other counts preemptions.
 const READ_VARIABLES: [&str; 2] = ["ferry-rig", "loom"];
@@ -23,14 +25,6 @@ pub(crate) fn run_by_quick(root: &Path, features: &str) -> Result<Vec<String>> {
 
 /// The workspace's packages with their dependencies, each with whether only the package's tests need it.
 fn workspace(root: &Path) -> Result<Packages> {
-    let mut cargo = xtask_front::cargo();
-    cargo.args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
-    let output = cargo.current_dir(root).output()?;
-    ensure!(output.status.success(), "`cargo metadata` failed");
-    packages(&serde_json::from_slice(&output.stdout)?).context("`cargo metadata` has another form")
-}
-
-fn packages(metadata: &Value) -> Option<Packages> {
     let package = |package: &Value| {
         let dependency = |dependency: &Value| {
             let name = dependency["name"].as_str()?.to_owned();
@@ -40,11 +34,9 @@ fn packages(metadata: &Value) -> Option<Packages> {
         let dependencies = dependencies.map(dependency).collect::<Option<_>>()?;
         Some((package["name"].as_str()?.to_owned(), dependencies))
     };
-    metadata["packages"]
-        .as_array()?
-        .iter()
-        .map(package)
-        .collect()
+    let packages = builds::packages(root, &["--no-deps", "--offline"])?;
+    let packages: Option<_> = packages.iter().map(package).collect();
+    packages.context("`cargo metadata` has another form")
 }
 
 fn alike(packages: &Packages, features: &str) -> Vec<String> {

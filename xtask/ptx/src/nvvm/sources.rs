@@ -5,9 +5,10 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ferry_build::{Error, FileContext, Package, Result};
+use ferry_build::{FileContext, Package, Result};
 
 use super::checkout::Checkout;
+use crate::members::with_members;
 
 /// The device crates and their dependencies.
 const MEMBERS: [&str; 9] = [
@@ -70,7 +71,8 @@ pub(super) fn copy(workspace_root: &Path, to: &Path, checkout: &Checkout) -> Res
     let gpu = workspace_root.join("gpu/Cargo.toml");
     let with_std = fs::read_to_string(&gpu).file("read", &gpu)? + CUDA_STD;
     write(&to.join("gpu/Cargo.toml"), with_std.as_bytes())?;
-    write(&to.join("Cargo.toml"), with_members(&manifest)?.as_bytes())?;
+    let manifest = with_members(&manifest, &MEMBERS)?;
+    write(&to.join("Cargo.toml"), manifest.as_bytes())?;
     renew_lock(to, checkout.commit(), || checkout.copy_lock(to))
 }
 
@@ -84,17 +86,6 @@ fn renew_lock(to: &Path, commit: &str, copy: impl FnOnce() -> Result<()>) -> Res
     }
     copy()?;
     write(&taken_of, commit.as_bytes())
-}
-
-/// The workspace's manifest, with the copied crates alone as members.
-fn with_members(manifest: &str) -> Result<String> {
-    let error = || Error::Parse {
-        what: "the workspace's Cargo.toml",
-        detail: "it has no list of members".into(),
-    };
-    let (before, rest) = manifest.split_once("members = [").ok_or_else(error)?;
-    let (_, after) = rest.split_once(']').ok_or_else(error)?;
-    Ok(format!("{before}members = {MEMBERS:?}{after}"))
 }
 
 /// Makes `to` hold exactly the files of `from`, except `gpu/Cargo.toml`, which is written afterwards.
@@ -136,22 +127,6 @@ fn write(path: &Path, contents: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_copy_has_the_device_crates_as_members_and_the_dependencies_as_they_are() {
-        let members = "[workspace]\nmembers = [\n    \"gpu\", \"host\",\n]\n";
-        let manifest = &format!("{members}\n[workspace.dependencies]\nx = \"1\"\n");
-        let copied = with_members(manifest).unwrap();
-        assert!(
-            copied.contains("members = [\"gpu\", \"gpu/kernels\""),
-            "{copied}"
-        );
-        assert!(
-            !copied.contains("host") && copied.ends_with("x = \"1\"\n"),
-            "{copied}"
-        );
-        assert!(with_members("[package]\n").is_err());
-    }
 
     #[test]
     fn a_mirror_drops_what_is_gone_and_leaves_alone_what_is_the_same() {
