@@ -111,8 +111,8 @@ enum Task {
     #[command(disable_help_flag = true)]
     Bench {
         /// Measure nothing; generate BENCHMARKS.md from records in tests/benchmarks
-        #[arg(long, num_args = 0.., value_name = "FILES", conflicts_with = "arguments")]
-        report: Option<Vec<PathBuf>>,
+        #[arg(long, conflicts_with = "arguments")]
+        report: bool,
         /// Write nothing; fail if BENCHMARKS.md is stale
         #[arg(long, requires = "report")]
         check: bool,
@@ -209,10 +209,10 @@ fn run(task: Task, places: &Places) -> Result<ExitCode> {
         Task::Bindgen { check } => generate_bindings(places, check)?,
         Task::Tidy => tidy::run(&places.root)?,
         Task::Bench {
-            report: Some(files),
+            report: true,
             check,
             ..
-        } => report::run(&places.root, &files, check)?,
+        } => report::run(&places.root, check)?,
         Task::Bench { arguments, .. } => bench::run(places, &arguments)?,
         Task::Soak { arguments } => soak::run(places, &arguments)?,
         Task::C(task) => c_library::run(places, &task)?,
@@ -293,11 +293,10 @@ mod tests {
             else {
                 panic!("not the benchmark")
             };
-            (report.map(|files| files.len()), check, arguments.len())
+            (report, check, arguments.len())
         };
-        assert_eq!(parse(&["--quick", "--json", "a.jsonl"]), (None, false, 3));
-        assert_eq!(parse(&["--help"]), (None, false, 1));
-        assert_eq!(parse(&["--report", "a", "b"]), (Some(2), false, 0));
-        assert_eq!(parse(&["--report", "--check"]), (Some(0), true, 0));
+        assert_eq!(parse(&["--quick", "--json", "a.jsonl"]), (false, false, 3));
+        assert_eq!(parse(&["--help"]), (false, false, 1));
+        assert_eq!(parse(&["--report", "--check"]), (true, true, 0));
     }
 }

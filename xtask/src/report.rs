@@ -5,13 +5,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+
+use crate::generated;
 
 mod chart;
 mod layer;
 mod records;
+mod svg;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +25,8 @@ use records::{Gpus, RecordFile, Results, Round, Source, TOKENS};
 pub(crate) const PAGE: &str = "BENCHMARKS.md";
 /// The chart that the page shows.
 pub(crate) const CHART: &str = "tests/benchmarks/chart.svg";
+/// The command that generates both.
+const COMMAND: &str = "cargo xtask bench --report";
 /// Folder of the records, named `<date>-<gpus>-<commit>.jsonl`.
 const FOLDER: &str = "tests/benchmarks";
 const TEMPLATE: &str = include_str!("report/template.md");
@@ -45,81 +50,36 @@ enum Call {
     Combine,
 }
 
-/// Writes the page and the charts, or with `check` fails if they are stale. Among records of one
-/// day and number of GPUs, one of `files` counts, else the one that the page names.
-pub(crate) fn run(root: &Path, files: &[PathBuf], check: bool) -> Result<()> {
-    if check {
-        if let Some(complaint) = complaint(root)? {
-            bail!("{complaint}");
-        }
-        println!("{PAGE} and its charts are up to date");
-        return Ok(());
-    }
-    let mut preferred = named_records(&read(root, PAGE).unwrap_or_default());
-    preferred.extend(files.iter().map(|file| file_name(file)));
-    for (path, text) in generate(root, &preferred)? {
-        write(root, &path, &text)?;
-        println!("{path} is written");
-    }
-    Ok(())
+/// Writes the page and the charts, or with `check` fails if they are stale.
+pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
+    generated::renew(root, &generate(root)?, check, COMMAND)
 }
 
 /// Returns a complaint if the committed page or a chart is stale.
-pub(crate) fn complaint(root: &Path) -> Result<Option<String>> {
-    let page = read(root, PAGE)?;
-    let names = named_records(&page);
-    if names.is_empty() {
-        return Ok(Some(format!("{PAGE} names no record in {FOLDER}")));
+pub(crate) fn complaint(root: &Path) -> Option<String> {
+    match generate(root) {
+        Ok(files) => Some(generated::complaint(
+            generated::stale(root, &files)?,
+            COMMAND,
+        )),
+        Err(error) => Some(format!("{PAGE}: {error:#}")),
     }
-    let generated = match generate(root, &names) {
-        Ok(generated) => generated,
-        Err(error) => return Ok(Some(format!("{PAGE}: {error:#}"))),
-    };
-    let stale = |(path, text): &(String, String)| read(root, path).ok().as_ref() != Some(text);
-    Ok(generated
-        .iter()
-        .find(|file| stale(file))
-        .map(|(path, _)| format!("{path} is stale; renew it with `cargo xtask bench --report`")))
 }
 
 /// Names of the files in the folder of records that begin and end so, in order.
 fn listed(root: &Path, start: &str, end: &str) -> Result<BTreeSet<String>> {
     let entries =
         fs::read_dir(root.join(FOLDER)).with_context(|| format!("cannot list {FOLDER}"))?;
-    let mut names = BTreeSet::new();
-    for entry in entries {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.starts_with(start) && name.ends_with(end) {
-            names.insert(name);
-        }
-    }
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<Result<BTreeSet<String>>>()?;
+    names.retain(|name| name.starts_with(start) && name.ends_with(end));
     Ok(names)
 }
 
-/// File names in a page's `tests/benchmarks/NAME.jsonl`.
-fn named_records(page: &str) -> Vec<String> {
-    let folder = format!("{FOLDER}/");
-    let names = page.split(&folder).skip(1).filter_map(|rest| {
-        let (name, _) = rest.split_once(".jsonl")?;
-        let is_name = name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-        is_name.then(|| format!("{name}.jsonl"))
-    });
-    let mut names: Vec<_> = names.collect();
-    names.sort();
-    names.dedup();
-    names
-}
-
-/// Paths and texts of the page and the charts. Of one day, the last one of `preferred` counts.
-fn generate(root: &Path, preferred: &[String]) -> Result<Vec<(String, String)>> {
-    let mut names: Vec<_> = listed(root, "", ".jsonl")?.into_iter().collect();
+/// Paths and texts of the page and the charts.
+fn generate(root: &Path) -> Result<Vec<(String, String)>> {
+    let names = listed(root, "", ".jsonl")?;
     ensure!(!names.is_empty(), "there is no .jsonl file in {FOLDER}");
-    // Of as many GPUs the last one counts.
-    let date = |name: &str| name.chars().take(records::DATE_LENGTH).collect::<String>();
-    let rank = |name: &String| preferred.iter().rposition(|other| other == name);
-    names.sort_by_cached_key(|name| (date(name), rank(name), name.clone()));
     let files = names.iter().map(|name| {
         let text = read(root, &format!("{FOLDER}/{name}"))?;
         RecordFile::parse(name, &text)
@@ -166,12 +126,15 @@ fn write_section(
     gpus: Gpus,
     source: &Source,
 ) -> std::fmt::Result {
-    let Source { commit, date, .. } = source;
+    let Source {
+        commit, date, file, ..
+    } = source;
     let l2 = if source.flushed { "flushed" } else { "warm" };
-    let list = source.files.iter().map(|name| format!("`{FOLDER}/{name}`"));
-    let list = list.collect::<Vec<_>>().join(", ");
     writeln!(text, "\n### {gpus}\n")?;
-    writeln!(text, "Commit {commit}, {date}, L2 cache {l2}: {list}.")?;
+    writeln!(
+        text,
+        "Commit {commit}, {date}, L2 cache {l2}: `{FOLDER}/{file}`."
+    )?;
     if let Some(limits) = &source.limits {
         writeln!(
             text,
@@ -280,17 +243,6 @@ fn number(value: f64) -> String {
     thousands(value, 1)
 }
 
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into()
-}
-
 fn read(root: &Path, path: &str) -> Result<String> {
     fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {path}"))
-}
-
-fn write(root: &Path, path: &str, text: &str) -> Result<()> {
-    fs::write(root.join(path), text).with_context(|| format!("cannot write {path}"))
 }

@@ -1,8 +1,7 @@
 //! The chart: time and share of the limit against tokens, for each number of GPUs.
 
-use std::fmt::Write as _;
-
 use super::records::{Gpus, Phase, RANKS, Results, Round, TOKENS};
+use super::svg::Svg;
 
 /// Colours of the numbers of GPUs.
 const COLOURS: [&str; RANKS.len()] = ["#0072b2", "#d55e00", "#009e73"];
@@ -63,99 +62,65 @@ const CALLS: [(&str, &str, Pick); 2] = [
 
 /// Draws it as SVG.
 pub(super) fn draw(results: &Results) -> String {
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\" fill=\"{INK}\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>\n"
-    );
+    let mut svg = Svg::new();
     for panel in &PANELS {
-        // A `String` takes every write.
-        let _ = draw_panel(&mut svg, panel, results);
+        draw_panel(&mut svg, panel, results);
     }
-    let _ = draw_legend(&mut svg, results);
-    svg + "</svg>\n"
+    draw_legend(&mut svg, results);
+    svg.finish(WIDTH, HEIGHT, INK)
 }
 
-fn draw_panel(svg: &mut String, panel: &Panel, results: &Results) -> std::fmt::Result {
+fn draw_panel(svg: &mut Svg, panel: &Panel, results: &Results) {
     let left = panel.left;
-    let right = left + PANEL_WIDTH;
     let y = |value: f64| BOTTOM - (panel.height)(value).clamp(0.0, 1.0) * (BOTTOM - TOP);
-    writeln!(
-        svg,
-        "<text x=\"{left}\" y=\"24\" font-size=\"14\">{}</text>",
-        panel.title
-    )?;
+    svg.text(left, 24.0, panel.title, "font-size=\"14\"");
     for &value in panel.labels {
         let (height, label) = (y(value), (panel.label)(value));
-        writeln!(
-            svg,
-            "<line x1=\"{left}\" y1=\"{height:.1}\" x2=\"{right}\" y2=\"{height:.1}\" stroke=\"{GRID}\"/>"
-        )?;
-        let (x, base) = (left - 8.0, height + 4.0);
-        writeln!(
-            svg,
-            "<text x=\"{x}\" y=\"{base:.1}\" text-anchor=\"end\">{label}</text>"
-        )?;
+        let ends = [left, left + PANEL_WIDTH].map(|x| [x, height]);
+        svg.line(&ends, &format!("stroke=\"{GRID}\""));
+        svg.text(left - 8.0, height + 4.0, &label, "text-anchor=\"end\"");
     }
     for tokens in TOKENS {
         let label = thousands(tokens as f64, 0);
-        writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>",
+        svg.text(
             x(left, tokens),
-            BOTTOM + 18.0
-        )?;
+            BOTTOM + 18.0,
+            &label,
+            "text-anchor=\"middle\"",
+        );
     }
-    for (index, ranks) in RANKS.into_iter().enumerate() {
+    for (ranks, colour) in RANKS.into_iter().zip(COLOURS) {
         for (_, dashes, pick) in CALLS {
             let points = TOKENS.into_iter().filter_map(|tokens| {
                 let round = results.round(Gpus::own(ranks), FORMAT, tokens, None)?;
-                let value = (panel.value)(pick(round))?;
-                Some(format!("{:.1},{:.1}", x(left, tokens), y(value)))
+                Some([x(left, tokens), y((panel.value)(pick(round))?)])
             });
-            let points: Vec<_> = points.collect();
-            if !points.is_empty() {
-                writeln!(
-                    svg,
-                    "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{dashes}/>",
-                    points.join(" "),
-                    COLOURS[index]
-                )?;
-            }
+            svg.line(&points.collect::<Vec<_>>(), &stroke(colour, dashes));
         }
     }
-    Ok(())
 }
 
-fn draw_legend(svg: &mut String, results: &Results) -> std::fmt::Result {
+/// Style of a call's line.
+fn stroke(colour: &str, dashes: &str) -> String {
+    format!("stroke=\"{colour}\" stroke-width=\"2\"{dashes}")
+}
+
+fn draw_legend(svg: &mut Svg, results: &Results) {
     let base = HEIGHT - 8.0;
     let mut left = 20.0;
-    for (index, ranks) in RANKS.into_iter().enumerate() {
+    for (ranks, colour) in RANKS.into_iter().zip(COLOURS) {
         if !results.sources.contains_key(&Gpus::own(ranks)) {
             continue;
         }
         for (name, dashes, _) in CALLS {
-            let (right, height, colour) = (left + 26.0, base - 4.0, COLOURS[index]);
-            writeln!(
-                svg,
-                "<line x1=\"{left}\" y1=\"{height}\" x2=\"{right}\" y2=\"{height}\" stroke=\"{colour}\" \
-                 stroke-width=\"2\"{dashes}/>"
-            )?;
-            let x = right + 4.0;
-            writeln!(
-                svg,
-                "<text x=\"{x}\" y=\"{base}\">{name}, {ranks} GPUs</text>"
-            )?;
+            let ends = [left, left + 26.0].map(|x| [x, base - 4.0]);
+            svg.line(&ends, &stroke(colour, dashes));
+            svg.text(left + 30.0, base, &format!("{name}, {ranks} GPUs"), "");
             left += 145.0;
         }
     }
     let right = PANELS[1].left + PANEL_WIDTH;
-    let base = BOTTOM + 18.0;
-    writeln!(
-        svg,
-        "<text x=\"{right}\" y=\"{}\" text-anchor=\"end\">tokens a rank</text>",
-        base + 14.0
-    )
+    svg.text(right, BOTTOM + 32.0, "tokens a rank", "text-anchor=\"end\"");
 }
 
 /// Tokens on a logarithmic axis.

@@ -1,12 +1,11 @@
 //! The chart of a layer of experts: how long tokens travel, and how long the whole layer takes, by stage.
 
-use std::fmt::Write as _;
-
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::chart::thousands;
+use super::svg::Svg;
 
 /// Stages that carry tokens, each with a strong colour of its own.
 const CARRYING: [(&str, &str); 6] = [
@@ -32,7 +31,8 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 96.0;
 const LENGTH: f64 = 740.0;
 const BAR: f64 = 36.0;
-/// Width of a letter.
+/// Style of small texts, and width of a letter.
+const SMALL: &str = "font-size=\"11\"";
 const LETTER: f64 = 6.0;
 
 /// A layer that was measured.
@@ -48,7 +48,7 @@ struct Layer {
     stages: Vec<Stage>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct Stage {
     stage: String,
     us: f64,
@@ -86,22 +86,17 @@ pub(super) fn draw(text: &str) -> Result<String> {
             anyhow::bail!("`{}`: a stage without a colour", stage.stage);
         }
     }
-    // A `String` takes every write.
-    let mut body = String::new();
+    let mut svg = Svg::new();
     let mut y = 24.0;
-    let _ = write_text(&mut body, 8.0, y, &title, "font-size=\"14\"");
+    svg.text(8.0, y, &title, "font-size=\"14\"");
     for (title, all) in [
         ("carrying tokens", false),
         ("all stages, each of its slowest rank", true),
     ] {
-        y = draw_panel(&mut body, &layers, y + 30.0, title, all);
+        y = draw_panel(&mut svg, &layers, y + 30.0, title, all);
     }
-    y = draw_legend(&mut body, &layers, y + 12.0);
-    Ok(format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {y}\" \
-         font-family=\"sans-serif\" font-size=\"11\" fill=\"{INK}\">\n\
-         <rect width=\"{WIDTH}\" height=\"{y}\" fill=\"#ffffff\"/>\n{body}</svg>\n"
-    ))
+    y = draw_legend(&mut svg, &layers, y + 12.0);
+    Ok(svg.finish(WIDTH, y, INK))
 }
 
 fn read(line: &str) -> Result<Layer> {
@@ -111,122 +106,61 @@ fn read(line: &str) -> Result<Layer> {
 }
 
 /// Draws a bar for each layer from `y` on, of `all` stages or of those that carry. Returns where it ends.
-fn draw_panel(svg: &mut String, layers: &[Layer], y: f64, title: &str, all: bool) -> f64 {
-    let shown = |layer: &Layer| -> Vec<(f64, usize)> {
-        let stages = layer.stages.iter().enumerate();
-        let shown = stages.filter(|(_, stage)| all || stage.carries());
-        shown.map(|(index, stage)| (stage.us, index)).collect()
+fn draw_panel(svg: &mut Svg, layers: &[Layer], y: f64, title: &str, all: bool) -> f64 {
+    let shown = |layer: &Layer| -> Vec<Stage> {
+        let stages = layer.stages.iter().filter(|stage| all || stage.carries());
+        stages.cloned().collect()
     };
-    let total = |layer: &Layer| shown(layer).iter().map(|(us, _)| us).sum::<f64>();
+    let total = |layer: &Layer| shown(layer).iter().map(|stage| stage.us).sum::<f64>();
     let longest = layers.iter().map(total).fold(1.0, f64::max);
-    let _ = write_text(svg, LEFT, y, title, "font-size=\"13\"");
+    svg.text(LEFT, y, title, "font-size=\"13\"");
     let mut top = y + 8.0;
     for layer in layers {
-        let label = format!("{}, {}", layer.format, layer.carried_by);
-        let _ = write_text(svg, 8.0, top + BAR / 2.0 + 4.0, &label, "");
+        let (label, base) = (
+            format!("{}, {}", layer.format, layer.carried_by),
+            top + BAR / 2.0 + 4.0,
+        );
+        svg.text(8.0, base, &label, SMALL);
         let mut x = LEFT;
-        for (us, index) in shown(layer) {
-            let width = us / longest * LENGTH;
-            let _ = draw_stage(svg, &layer.stages[index], Place { x, top, width });
+        for stage in shown(layer) {
+            let width = stage.us / longest * LENGTH;
+            draw_stage(svg, &stage, [x, top], width);
             x += width;
         }
-        let sum = thousands(total(layer), 0);
-        let _ = write_text(svg, x + 6.0, top + BAR / 2.0 + 4.0, &sum, "");
+        svg.text(x + 6.0, base, &thousands(total(layer), 0), SMALL);
         top += BAR + 6.0;
     }
     top
 }
 
-/// Place of a stage in a bar.
-struct Place {
-    x: f64,
-    top: f64,
-    width: f64,
-}
-
-/// Draws a part of a bar, with its name and its time if they fit.
-fn draw_stage(svg: &mut String, stage: &Stage, place: Place) -> std::fmt::Result {
-    let Place { x, top, width } = place;
-    let colour = stage.colour().unwrap_or(INK);
-    writeln!(
-        svg,
-        "<rect x=\"{x:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"{colour}\"/>"
-    )?;
+/// Draws a part of a bar at x and y, with its name and its time if they fit.
+fn draw_stage(svg: &mut Svg, stage: &Stage, at: [f64; 2], width: f64) {
+    svg.rect(at, [width, BAR], stage.colour().unwrap_or(INK));
     if (stage.stage.len() as f64) * LETTER > width {
-        return Ok(());
+        return;
     }
     let ink = if stage.carries() { "#ffffff" } else { INK };
-    let style = format!("fill=\"{ink}\" text-anchor=\"middle\"");
-    let middle = x + width / 2.0;
-    write_text(svg, middle, top + 15.0, &stage.stage, &style)?;
-    write_text(svg, middle, top + 29.0, &thousands(stage.us, 0), &style)
+    let style = format!("fill=\"{ink}\" text-anchor=\"middle\" {SMALL}");
+    let (middle, top) = (at[0] + width / 2.0, at[1]);
+    svg.text(middle, top + 15.0, &stage.stage, &style);
+    svg.text(middle, top + 29.0, &thousands(stage.us, 0), &style);
 }
 
 /// Names the colours that were used, those that carry in the first line. Returns where it ends.
-fn draw_legend(svg: &mut String, layers: &[Layer], y: f64) -> f64 {
+fn draw_legend(svg: &mut Svg, layers: &[Layer], y: f64) -> f64 {
     let mut y = y;
     for colours in [&CARRYING[..], &COMMON] {
         let mut x = LEFT;
         for (name, colour) in colours {
-            let stages = || layers.iter().flat_map(|layer| &layer.stages);
-            if !stages().any(|stage| stage.stage == *name) {
+            let mut stages = layers.iter().flat_map(|layer| &layer.stages);
+            if !stages.any(|stage| stage.stage == *name) {
                 continue;
             }
-            let square =
-                format!("<rect x=\"{x}\" y=\"{y}\" width=\"11\" height=\"11\" fill=\"{colour}\"/>");
-            let _ = writeln!(svg, "{square}");
-            let _ = write_text(svg, x + 16.0, y + 10.0, name, "");
+            svg.rect([x, y], [11.0, 11.0], colour);
+            svg.text(x + 16.0, y + 10.0, name, SMALL);
             x += 34.0 + name.len() as f64 * LETTER;
         }
         y += 18.0;
     }
     y
-}
-
-fn write_text(svg: &mut String, x: f64, y: f64, text: &str, style: &str) -> std::fmt::Result {
-    writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{text}</text>")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn line(carried_by: &str, stages: &[(&str, f64)]) -> String {
-        let stage = |(stage, us): &(&str, f64)| serde_json::json!({ "stage": stage, "us": us });
-        let stages: Vec<_> = stages.iter().map(stage).collect();
-        let layer = serde_json::json!({
-            "carried_by": carried_by, "format": "FP8", "ranks": 2, "tokens": 4096, "hidden": 7168,
-            "top_k": 8, "experts": 256, "stages": stages,
-        });
-        serde_json::json!({ "layer": layer }).to_string()
-    }
-
-    #[test]
-    fn stages_that_carry_have_a_panel_of_their_own() {
-        let gemm = ("GEMM: gate and up", 3000.0);
-        let text = [
-            line("Ferry", &[("dispatch", 200.0), gemm]),
-            line(
-                "NCCL",
-                &[("all-gather", 300.0), gemm, ("reduce-scatter", 100.0)],
-            ),
-        ];
-        let svg = draw(&text.join("\n")).unwrap();
-        let count = |part: &str| svg.matches(part).count();
-        assert_eq!(
-            count("fill=\"#0072b2\""),
-            3,
-            "two bars and the legend: {svg}"
-        );
-        assert_eq!(count("fill=\"#d6e4f2\""), 3, "{svg}");
-        assert_eq!(
-            count(">400</text>"),
-            1,
-            "NCCL's sum of the first panel: {svg}"
-        );
-        assert_eq!(count(">3,400</text>"), 1, "{svg}");
-        assert!(!svg.contains("NaN"), "{svg}");
-        let error = draw(&line("Ferry", &[("nap", 1.0)])).unwrap_err();
-        assert_eq!(error.to_string(), "`nap`: a stage without a colour");
-    }
 }

@@ -10,7 +10,7 @@ pub(super) const TOKENS: [usize; 6] = [1, 8, 32, 128, 512, 4096];
 pub(super) const RANKS: [usize; 3] = [2, 4, 8];
 
 /// Characters of `2026-11-22`.
-pub(super) const DATE_LENGTH: usize = 10;
+const DATE_LENGTH: usize = 10;
 
 /// A committed file.
 pub(super) struct RecordFile {
@@ -243,7 +243,7 @@ impl Phase {
 
 /// Newest record of some ranks.
 pub(super) struct Source {
-    pub(super) files: Vec<String>,
+    pub(super) file: String,
     pub(super) commit: String,
     pub(super) date: String,
     /// Whether the L2 cache was flushed. Warm rounds are shown if there are any.
@@ -261,31 +261,39 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Puts files together: of the same ranks those of the last commit.
+    /// Takes the newest file of each number of ranks. Two of one day are refused.
     pub(super) fn of(files: Vec<RecordFile>) -> Result<Results> {
-        let mut newest: BTreeMap<Gpus, Vec<RecordFile>> = BTreeMap::new();
+        let mut newest: BTreeMap<Gpus, RecordFile> = BTreeMap::new();
         for file in files {
-            let of_ranks = newest.entry(file.gpus).or_default();
-            of_ranks.retain(|other| other.commit == file.commit);
-            of_ranks.push(file);
+            if let Some(other) = newest.get(&file.gpus) {
+                let days = [&other.date, &file.date];
+                let (name, other) = (&file.name, &other.name);
+                ensure!(
+                    days[0] != days[1],
+                    "{name} and {other} are of one day: remove one"
+                );
+                if days[0] > days[1] {
+                    continue;
+                }
+            }
+            newest.insert(file.gpus, file);
         }
         let own = newest.iter().filter(|(gpus, _)| gpus.ranks_per_gpu == 1);
-        let mut silu = own.flat_map(|(_, files)| files).map(|file| &file.silu);
+        let mut silu = own.map(|(_, file)| &file.silu);
         let silu = silu.find(|times| !times.is_empty()).cloned();
         let (mut sources, mut rounds) = (BTreeMap::new(), BTreeMap::new());
-        for (gpus, files) in newest {
-            let mut lines: Vec<_> = files.iter().flat_map(|file| file.rounds.clone()).collect();
+        for (gpus, file) in newest {
+            let mut lines = file.rounds;
             lines.retain(RoundLine::is_shown);
             let flushed = lines.iter().all(|round| round.l2_flushed);
             lines.retain(|round| round.l2_flushed == flushed);
             rounds.extend(Round::all(lines)?);
-            let first = files.first().context("a number of ranks without a file")?;
             let source = Source {
-                commit: first.commit.clone(),
-                date: first.date.clone(),
+                file: file.name,
+                commit: file.commit,
+                date: file.date,
                 flushed,
-                limits: files.iter().find_map(|file| file.limits.clone()),
-                files: files.into_iter().map(|file| file.name).collect(),
+                limits: file.limits,
             };
             sources.insert(gpus, source);
         }
