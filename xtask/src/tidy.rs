@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: rules that no compiler checks.
 //!
-//! Every rule is a function from a file, or from all files, to its complaints. Patterns are concatenated from
-//! pieces, so that this file does not match them.
+//! Every rule is a function from a file, or from all files, to its complaints, under the name that is shown
+//! after each of them. Patterns are concatenated from pieces, so that this file does not match them.
 
 use std::fs;
 use std::path::Path;
@@ -20,45 +20,25 @@ mod tuning;
 
 use source::{Complaint, SourceFile};
 
-/// A rule.
-struct Rule {
-    /// Its name, shown after each complaint.
-    name: &'static str,
-    check: Check,
-}
+/// Rules about each file.
+const OF_FILES: [(&str, fn(&SourceFile) -> Vec<Complaint>); 8] = [
+    ("assembly-stays-in-ptx", assembly_stays_in_ptx),
+    ("files-are-short", files_are_short),
+    ("lines-are-short", lines_are_short),
+    ("nothing-is-unfinished", nothing_is_unfinished),
+    ("files-say-what-they-are", files_say_what_they_are),
+    ("no-environment", libraries_do_not_read_the_environment),
+    ("no-path-of-a-machine", no_path_of_a_machine),
+    ("doc-comments-have-a-head", heads::check),
+];
 
-enum Check {
-    /// A check of each file.
-    File(fn(&SourceFile) -> Vec<Complaint>),
-    /// A check of all files together.
-    Tree(fn(&[SourceFile]) -> Vec<Complaint>),
-}
-
-const fn of_file(name: &'static str, check: fn(&SourceFile) -> Vec<Complaint>) -> Rule {
-    let check = Check::File(check);
-    Rule { name, check }
-}
-
-const fn of_tree(name: &'static str, check: fn(&[SourceFile]) -> Vec<Complaint>) -> Rule {
-    let check = Check::Tree(check);
-    Rule { name, check }
-}
-
-const RULES: [Rule; 14] = [
-    of_file("assembly-stays-in-ptx", assembly_stays_in_ptx),
-    of_file("files-are-short", files_are_short),
-    of_file("lines-are-short", lines_are_short),
-    of_file("nothing-is-unfinished", nothing_is_unfinished),
-    of_file("files-say-what-they-are", files_say_what_they_are),
-    of_file("no-environment", libraries_do_not_read_the_environment),
-    of_file("top-level-is-known", top_level_is_known),
-    of_file("no-path-of-a-machine", no_path_of_a_machine),
-    of_file("doc-comments-have-a-head", heads::check),
-    of_tree("no-import-circles", imports::check),
-    of_tree("imports-run-down", rooms::check),
-    of_tree("python-imports-run-down", python::check),
-    of_tree("measured-has-an-entry", tuning::check),
-    of_tree("log-is-in-order", tuning::check_order),
+/// Rules about all files together.
+const OF_TREES: [(&str, fn(&[SourceFile]) -> Vec<Complaint>); 5] = [
+    ("no-import-circles", imports::check),
+    ("imports-run-down", rooms::check),
+    ("python-imports-run-down", python::check),
+    ("measured-has-an-entry", tuning::check),
+    ("log-is-in-order", tuning::check_order),
 ];
 
 /// The rule about the generated page, checked separately: it reads records and the template.
@@ -91,28 +71,6 @@ const READ_VARIABLES: [&str; 2] = [
     "host/src/group/channel.rs",
 ];
 
-const TOP_LEVEL: [&str; 19] = [
-    ".cargo",
-    ".ci",
-    ".gitignore",
-    "ARCHITECTURE.md",
-    "BENCHMARKS.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Cargo.lock",
-    "Cargo.toml",
-    "LICENSE-APACHE",
-    "LICENSE-MIT",
-    "README.md",
-    "clippy.toml",
-    "gpu",
-    "host",
-    "nvshmem-sys",
-    "rust-toolchain.toml",
-    "tests",
-    "xtask",
-];
-
 /// Checks every file that git tracks or would add.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let files = files(root)?;
@@ -121,10 +79,14 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         eprintln!("{complaint} [{rule}]");
         count += 1;
     };
-    for rule in &RULES {
-        for complaint in complaints(rule, &files) {
-            show(&complaint, rule.name);
-        }
+    for (name, check) in OF_FILES {
+        let complaints = files.iter().flat_map(check);
+        complaints.for_each(|complaint| show(&complaint, name));
+    }
+    for (name, check) in OF_TREES {
+        check(&files)
+            .iter()
+            .for_each(|complaint| show(complaint, name));
     }
     if let Some(text) = report::complaint(root) {
         let complaint = Complaint {
@@ -156,13 +118,6 @@ fn files(root: &Path) -> Result<Vec<SourceFile>> {
         })
     });
     files.collect()
-}
-
-fn complaints(rule: &Rule, files: &[SourceFile]) -> Vec<Complaint> {
-    match rule.check {
-        Check::File(check) => files.iter().flat_map(check).collect(),
-        Check::Tree(check) => check(files),
-    }
 }
 
 /// Assembly is in one folder.
@@ -238,14 +193,6 @@ fn libraries_do_not_read_the_environment(file: &SourceFile) -> Vec<Complaint> {
     .flat_map(|pattern| file.lines_with(pattern, "a library reads the environment"))
     .skip(usize::from(READ_VARIABLES.contains(&file.path.as_str())))
     .collect()
-}
-
-fn top_level_is_known(file: &SourceFile) -> Vec<Complaint> {
-    let first = file.path.split('/').next().unwrap_or_default();
-    if TOP_LEVEL.contains(&first) {
-        return Vec::new();
-    }
-    vec![file.complaint(format!("nothing named `{first}` belongs at the top level"))]
 }
 
 /// A path that begins with a person's folder is right on one machine only.
@@ -375,13 +322,6 @@ mod tests {
         assert_eq!(complaints(check, "xtask/src/main.rs", text), 0);
         assert_eq!(complaints(check, "host/build.rs", text), 0);
         assert_eq!(complaints(check, "gpu/build.rs", text), 0);
-    }
-
-    #[test]
-    fn an_unknown_name_at_the_top_is_found() {
-        assert_eq!(complaints(top_level_is_known, "scripts/run.sh", ""), 1);
-        assert_eq!(complaints(top_level_is_known, "NOTES.txt", ""), 1);
-        assert_eq!(complaints(top_level_is_known, "gpu/src/lib.rs", ""), 0);
     }
 
     #[test]

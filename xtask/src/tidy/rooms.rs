@@ -71,22 +71,14 @@ pub(super) fn back_up(
             }
         }
     }
-    let no_rooms = order.iter().filter(|room| !known.contains(**room));
-    complaints.extend(unknown.iter().map(|room| {
-        let text = format!("the order of {folder} has no room `{room}`");
-        Complaint {
-            path: ROOMS.into(),
-            line: None,
-            text,
-        }
-    }));
-    complaints.extend(no_rooms.map(|room| {
-        let text = format!("{folder} has no room `{room}`");
-        Complaint {
-            path: ROOMS.into(),
-            line: None,
-            text,
-        }
+    let unknown = unknown.iter();
+    let unknown = unknown.map(|room| format!("the order of {folder} has no room `{room}`"));
+    let empty = order.iter().filter(|room| !known.contains(**room));
+    let empty = empty.map(|room| format!("{folder} has no room `{room}`"));
+    complaints.extend(unknown.chain(empty).map(|text| Complaint {
+        path: ROOMS.into(),
+        line: None,
+        text,
     }));
     complaints
 }
