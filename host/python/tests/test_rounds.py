@@ -48,6 +48,7 @@ def test_split_calls_of_all_ranks(bench, mode):
     answers = [of.answers(rank, output) for rank, output in enumerate(rows)]
     sums = of.together(ferry.CombineAsync, answers, topk_weights=weights if mode == "exact" else None)
     of.together(ferry.CombineWait)
+    assert [rank._end.opened for rank in of.ranks] == [None, None], "arrays are not kept"
     for rank, combined in enumerate(sums):
         np.testing.assert_array_equal(combined, bits(bf16(problem.sums(rank, mode))))
 

@@ -41,7 +41,7 @@ __all__ = ["Answers", "Arguments", "Sent", "codes_and_scales", "finish", "launch
 _REFUSALS = (ArgumentError, BusyError, ClosedError, ForkError, OrderError, PoisonedError)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Sent:
     """Inputs of a dispatch: arrays of one rank."""
 
@@ -52,7 +52,7 @@ class Sent:
     tokens_on_device: Any = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Answers:
     """Inputs and results of a combine: arrays of one rank."""
 

@@ -16,7 +16,7 @@ __all__ = ["Call", "Combine", "CombineAsync", "CombineWait", "Dispatch", "Dispat
 __all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "make"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """A call of a round with its arrays, which :meth:`ferry_ep.Communicators.together` makes.
 
@@ -35,7 +35,7 @@ class Call:
         return NativeCall(self._name), None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Dispatch(Sent, Call):
     """A :meth:`ferry_ep.Communicator.dispatch`."""
 
@@ -50,7 +50,7 @@ class Dispatch(Sent, Call):
         return NativeCall(self._name, given, own.outputs(out)), out
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class DispatchAsync(Sent, Call):
     """A :meth:`ferry_ep.Communicator.dispatch_async`."""
 
@@ -60,14 +60,14 @@ class DispatchAsync(Sent, Call):
         return NativeCall(self._name, own.input(self)), None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class DispatchCounts(Call):
     """A :meth:`ferry_ep.Communicator.dispatch_counts`."""
 
     _name = "dispatch_counts"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class DispatchWait(Call):
     """A :meth:`ferry_ep.Communicator.dispatch_wait`."""
 
@@ -86,8 +86,6 @@ class DispatchWait(Call):
 class _Returns(Answers, Call):
     """A combine, or its first half."""
 
-    __slots__ = ()
-
     def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
         own.leaves = not self._waits
         out, weights = result(own.end, self, own.stream)
@@ -95,21 +93,21 @@ class _Returns(Answers, Call):
         return NativeCall(self._name, own.answers(self), own.sums(out, weights)), made
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Combine(_Returns):
     """A :meth:`ferry_ep.Communicator.combine`."""
 
     _name, _waits, _returned = "combine", True, 1
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class CombineAsync(_Returns):
     """A :meth:`ferry_ep.Communicator.combine_async`."""
 
     _name = "combine_async"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class CombineWait(Call):
     """A :meth:`ferry_ep.Communicator.combine_wait`."""
 
@@ -120,7 +118,7 @@ class CombineWait(Call):
         return NativeCall(self._name), None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class GiveUp(Call):
     """A :meth:`ferry_ep.Communicator.give_up`."""
 
