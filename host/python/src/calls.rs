@@ -65,12 +65,6 @@ fn enqueue_all(
     streams: &[Stream],
     calls: &[ferry::Call],
 ) -> PyResult<()> {
-    let mut numbers: Vec<_> = ranks.iter().map(|rank| rank.number()).collect();
-    numbers.sort_unstable();
-    if let Some(twice) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
-        let text = format!("rank {} is given twice", twice[0].0);
-        return Err(errors::raise("ArgumentError", text));
-    }
     let mut slots = Vec::new();
     for rank in ranks {
         let slot = rank.lock()?;
