@@ -20,8 +20,12 @@ mod tuning;
 
 use source::{Complaint, SourceFile};
 
+/// A check of a file, and of all files together.
+type OfFile = fn(&SourceFile) -> Vec<Complaint>;
+type OfTree = fn(&[SourceFile]) -> Vec<Complaint>;
+
 /// Rules about each file.
-const OF_FILES: [(&str, fn(&SourceFile) -> Vec<Complaint>); 8] = [
+const OF_FILES: [(&str, OfFile); 8] = [
     ("assembly-stays-in-ptx", assembly_stays_in_ptx),
     ("files-are-short", files_are_short),
     ("lines-are-short", lines_are_short),
@@ -33,7 +37,7 @@ const OF_FILES: [(&str, fn(&SourceFile) -> Vec<Complaint>); 8] = [
 ];
 
 /// Rules about all files together.
-const OF_TREES: [(&str, fn(&[SourceFile]) -> Vec<Complaint>); 5] = [
+const OF_TREES: [(&str, OfTree); 5] = [
     ("no-import-circles", imports::check),
     ("imports-run-down", rooms::check),
     ("python-imports-run-down", python::check),
