@@ -56,9 +56,7 @@ impl Command {
             Self::Demo(args) => args.group_args.share_gpus,
             Self::Replay(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::Gpu(args) => args.group_args.share_gpus && !args.group.has_processes(),
-            Self::Bench(args) => {
-                args.group_args.share_gpus && args.group == bench::options::GroupChoice::Local
-            }
+            Self::Bench(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }

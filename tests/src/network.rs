@@ -6,7 +6,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -245,9 +245,7 @@ impl Launch {
 
     /// Starts all processes, and waits until they have ended. An error if one failed.
     fn run(&self) -> Result<()> {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
-        let address = free.local_addr()?.to_string();
-        drop(free);
+        let address = free_address()?.to_string();
         let mut processes = Processes(Vec::new());
         for rank in 0..self.ranks {
             let mut command = self.command(rank, &address);
@@ -308,6 +306,12 @@ impl Drop for Processes {
             }
         }
     }
+}
+
+/// An address that nobody listens on at the moment.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
+    Ok(listener.local_addr()?)
 }
 
 /// A folder that is removed when it is dropped.

@@ -7,24 +7,13 @@ use ferry::{CombineMode, Config, Receive, ReceiveFields, ReceiveLayout, ScaleLay
 use ferry_reference::workload::Routing;
 
 use super::against;
-use crate::group::GroupArgs;
+use crate::group::{GroupArgs, GroupKind};
 use crate::kernel_files::KernelFiles;
 use ferry_rig::formats::given::{Given, Strides};
 use ferry_rig::{GroupFlags, Places};
 
 /// Exponent of Zipf's law: about that of language.
 const ZIPF_EXPONENT: f64 = 1.0;
-
-/// Kinds of groups that the benchmark can open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GroupChoice {
-    /// One process, one thread per GPU
-    Local,
-    /// One process per GPU, all on one node, without NVSHMEM; under mpirun, or with --rendezvous
-    Node,
-    /// One process per GPU; under mpirun, or with --rendezvous
-    Nvshmem,
-}
 
 /// Distribution of the experts that tokens choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -129,9 +118,9 @@ pub enum Part {
 #[derive(Clone, Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct BenchArgs {
-    /// Kind of group
+    /// Kind of group, of GPUs
     #[arg(long, value_enum, default_value = "local")]
-    pub group: GroupChoice,
+    pub group: GroupKind,
     /// Number of ranks [default: one per GPU; under mpirun, one per process]
     #[arg(long)]
     pub ranks: Option<usize>,
@@ -368,14 +357,6 @@ impl BenchArgs {
             FlushChoice::No => &[false],
             FlushChoice::Both => &[true, false],
         }
-    }
-}
-
-/// A mode's name on the command line and in records.
-pub const fn mode_name(mode: CombineMode) -> &'static str {
-    match mode {
-        CombineMode::Reduced => "reduced",
-        CombineMode::Exact => "exact",
     }
 }
 

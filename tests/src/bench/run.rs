@@ -7,7 +7,7 @@ use ferry_reference::Problem;
 use super::limits::{self, CopySizes};
 use super::local;
 use super::nccl;
-use super::options::{BenchArgs, GroupChoice, Part, mode_name};
+use super::options::{BenchArgs, Part};
 use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Rigged, Timed};
@@ -63,11 +63,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
     let gpus = ferry::cuda::device_count()?;
     let ranks = args.ranks.unwrap_or(gpus);
-    let kind = match args.group {
-        GroupChoice::Local => GroupKind::Local,
-        GroupChoice::Node => GroupKind::Node,
-        GroupChoice::Nvshmem => GroupKind::Nvshmem,
-    };
+    ensure!(
+        args.group != GroupKind::Simulated,
+        "--group simulated: the benchmark needs GPUs"
+    );
     if let Some(part) = args.part_of_one_node() {
         let part = format!("{part:?}").to_lowercase();
         bail!("--only {part}: between nodes only dispatch, combine and pair are measured");
@@ -78,11 +77,11 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
         "--predict: from ranks that share GPUs nothing follows for ranks with a GPU each"
     );
     ensure!(
-        kind.has_processes() || has_own,
+        args.group.has_processes() || has_own,
         "{ranks} ranks asked for, and this machine has {gpus} GPUs; --share-gpus lets ranks share them"
     );
     Ok(GroupOptions {
-        kind,
+        kind: args.group,
         ranks,
         seed: args.seed,
         args: args.group_args.clone(),
@@ -341,7 +340,7 @@ fn measure(
     let mut verified = "no";
     if let Some(oracle) = &oracle {
         bench.once()?;
-        let what = || format!("{} {} with {tokens} tokens", format.name(), mode_name(mode));
+        let what = || format!("{} {} with {tokens} tokens", format.name(), mode.name());
         rig.processes
             .agree(oracle.verify(&bench).with_context(what))?;
         verified = oracle.extent();
@@ -379,7 +378,7 @@ fn fused(
         experts: args.experts,
         routing: args.routing.name(),
         format: format.name(),
-        mode: mode_name(mode),
+        mode: mode.name(),
         l2_flushed: repeats.flush,
         max_sms: args.max_sms,
         dispatch: phase(&dispatch, traffic.dispatch_payload, traffic.dispatch_wire),

@@ -144,7 +144,8 @@ fn timed(session: &mut Session, turn: Turn) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-fn wait(session: &mut Session) -> Result<()> {
+/// Waits for the streams of all local ranks, and asks the devices nothing else.
+pub(super) fn wait(session: &mut Session) -> Result<()> {
     for index in 0..session.local_ranks().len() {
         let (ep, stream) = session.local(index);
         ep.device().synchronize(stream)?;

@@ -10,6 +10,7 @@ use ferry::{Config, Device, DevicePtr, Stream};
 use ferry_probes::{ProbeArgs, TensorCopy, WriteArgs};
 use ferry_reference::bf16;
 
+use super::invalid::wait;
 use super::rounds::{compare, returned};
 use super::shared::elsewhere;
 use super::{Outcome, Suite};
@@ -116,7 +117,7 @@ impl Scene<'_> {
         self.session.poison()?;
         let start = Instant::now();
         self.launch(call)?;
-        self.wait()?;
+        wait(self.session)?;
         self.judged(start.elapsed())
     }
 
@@ -127,15 +128,6 @@ impl Scene<'_> {
         call(&self.device)?;
         let mut others = 1..self.wanted.len();
         Ok(others.try_for_each(|index| self.session.launch(index, Turn::RETURNED))?)
-    }
-
-    /// Waits for the streams of all ranks, and asks the device nothing else.
-    fn wait(&mut self) -> Result<()> {
-        for index in 0..self.wanted.len() {
-            let (_, stream) = self.session.local(index);
-            self.device.synchronize(stream)?;
-        }
-        Ok(())
     }
 
     /// The time of a round that has ended. An error if a rank gave up, the results are wrong, or it was slow.
@@ -236,7 +228,7 @@ fn queues(scene: &mut Scene<'_>, ptx: &ProbePtx) -> Result<Duration> {
     let waiting = Waiting::enqueue(scene, ptx, others)?;
     let start = Instant::now();
     scene.launch(|_| Ok(()))?;
-    scene.wait()?;
+    wait(scene.session)?;
     let took = start.elapsed();
     // What else asks the device something would wait for them as well.
     drop(waiting);
@@ -251,7 +243,7 @@ fn launches_ahead(scene: &mut Scene<'_>, _: &ProbePtx) -> Result<Duration> {
             scene.session.launch(index, Turn::RETURNED)?;
         }
     }
-    scene.wait()?;
+    wait(scene.session)?;
     scene.judged(start.elapsed())
 }
 
@@ -270,7 +262,7 @@ fn early_trigger(scene: &mut Scene<'_>, ptx: &ProbePtx) -> Result<Duration> {
         let enqueued =
             each.try_for_each(|(index, &copied)| copy_between(scene, &probes, index, copied));
         // The probes and the memory are kept until then.
-        scene.wait()?;
+        wait(scene.session)?;
         enqueued?;
         longest = longest.max(scene.judged(start.elapsed())?);
     }

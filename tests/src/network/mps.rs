@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -131,15 +131,23 @@ fn quoted(text: &OsStr) -> String {
     format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"))
 }
 
+/// Waits for a process; returns how it ended, if it did in time.
+pub(crate) fn wait(child: &mut Child, limit: Instant) -> Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = child.try_wait().context("waiting for a process")? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= limit {
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Whether a process ends well in time. It is killed if not.
 fn has_ended(mut child: Child, within: Duration) -> bool {
-    let limit = Instant::now() + within;
-    while Instant::now() < limit {
-        match child.try_wait() {
-            Ok(Some(end)) => return end.success(),
-            Ok(None) => thread::sleep(Duration::from_millis(10)),
-            Err(_) => break,
-        }
+    if let Ok(Some(end)) = wait(&mut child, Instant::now() + within) {
+        return end.success();
     }
     // It may have ended meanwhile.
     let _ = child.kill();

@@ -6,16 +6,17 @@ mod survivor;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::group::{GroupKind, gpus};
-use crate::network::{Network, is_to_end};
+use crate::network::mps::wait;
+use crate::network::{Network, free_address, is_to_end};
 use ferry_rig::Dice;
 use report::{Kill, RECOVERY, Report};
 
@@ -139,12 +140,6 @@ fn network_of(args: &KilledArgs, ranks: usize, gpus: usize) -> Result<Option<Net
     );
     let node = args.node.unwrap_or(1);
     Network::start(settings, node, ranks, gpus).map(Some)
-}
-
-/// An address that nobody listens on at the moment.
-fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
-    Ok(listener.local_addr()?)
 }
 
 /// Nanoseconds since 1970: processes compare theirs.
@@ -402,17 +397,4 @@ fn listen(rank: u32, child: &mut Child, to: Sender<(u32, Option<String>)>) {
             }
         }
     });
-}
-
-/// Waits for a process; returns how it ended, if it did in time.
-fn wait(child: &mut Child, limit: Instant) -> Result<Option<ExitStatus>> {
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= limit {
-            return Ok(None);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
