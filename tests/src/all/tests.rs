@@ -127,7 +127,8 @@ fn program(folder: &Path, name: &str, lines: &str) -> OsString {
 fn each_suite_sees_its_gpus_and_no_daemon_but_its_own_which_ends_with_it() {
     let folder = env::temp_dir().join(format!("ferry-all-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
-    let says = "mps=; [[ -e $CUDA_MPS_PIPE_DIRECTORY/control ]] && mps=' under MPS'
+    let says = "mps=; [[ -d $CUDA_MPS_PIPE_DIRECTORY ]] && mps=' without MPS'
+        [[ -e $CUDA_MPS_PIPE_DIRECTORY/control ]] && mps=' under MPS'
         echo \"$1 sees $CUDA_VISIBLE_DEVICES$mps $NVSHMEM_DISABLE_NVLS$NCCL_NVLS_ENABLE\" >> log
         [[ $* != *nvshmem* ]]";
     let daemon = "if [[ ${1:-} == -d ]]; then touch $CUDA_MPS_PIPE_DIRECTORY/control
@@ -149,7 +150,7 @@ fn each_suite_sees_its_gpus_and_no_daemon_but_its_own_which_ends_with_it() {
     assert_eq!(failed, "1 suites failed");
     let log = fs::read_to_string(folder.join("log")).unwrap();
     let wanted = "daemon sees 5,3\n--oversubscribe -n 2\ngpu sees 0,1 under MPS 10\nquit -t 10\n\
-        demo sees 5,3 10\nkilled sees 5,3 10\n";
+        demo sees 5,3 without MPS 10\nkilled sees 5,3 without MPS 10\n";
     assert_eq!(log, wanted);
     // Without a daemon's program, its suites are left out.
     machine.mps = "no-such-program".into();
