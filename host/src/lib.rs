@@ -116,6 +116,7 @@ pub mod guide {
         silu
         #[cfg(any(not(doctest), feature = "cuda"))] graphs
         recovery
+        doctor
         #[cfg(any(not(doctest), feature = "cuda"))] shared_gpu
         c
         python
@@ -144,6 +145,7 @@ mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+mod doctor;
 pub mod error;
 mod group;
 mod interop;
@@ -167,11 +169,12 @@ pub use device::Device;
 pub use device::kernels::Kernels;
 pub use error::Error;
 pub use error::input_fault::{InputFault, InputReport};
+pub use error::links::{Link, LinkReport, LinkState};
 pub use error::round::Round;
 pub use ferry_layout::formats;
 pub use ferry_layout::silu::Activation;
 pub use ferry_layout::{
-    CombineMode, Fault, FaultKind, Rank, ReceiveLayout, ScaleLayout, TokenFormat,
+    CombineMode, Fault, FaultKind, LinkTest, Rank, ReceiveLayout, ScaleLayout, TokenFormat,
 };
 #[cfg(feature = "simulator")]
 #[doc(inline)]

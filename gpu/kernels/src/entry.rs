@@ -7,7 +7,7 @@
 use ferry_gpu::machine::Gpu;
 use ferry_gpu::silu;
 use ferry_layout::{
-    CombineArgs, CombineOptions, DispatchArgs, DispatchOptions, NoEpilogue, SiluArgs,
+    CombineArgs, CombineOptions, DispatchArgs, DispatchOptions, LinksArgs, NoEpilogue, SiluArgs,
 };
 use ferry_protocol as protocol;
 
@@ -111,6 +111,18 @@ kernel!(
 
 ferry_gpu::give_up_kernels!(by_expert);
 ferry_gpu::counts_kernel!(by_expert);
+
+ferry_gpu::kernel! {
+    /// See the protocol's function of the same name.
+    ///
+    /// # Safety
+    /// The host built `args` for this rank. Blocks have at least `2 * MAX_RANKS` threads.
+    ferry_links(args: LinksArgs) {
+        // SAFETY: the host built `args` for this rank: documented above.
+        let machine = unsafe { Gpu::<_, false>::new(&args) };
+        protocol::links(&machine, &args);
+    }
+}
 
 ferry_gpu::kernel! {
     /// Reads gates and ups, and writes their activations in the format that `args` name. Waits for no other

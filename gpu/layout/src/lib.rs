@@ -26,6 +26,7 @@ pub use launch::encoded::EncodedInput;
 pub use launch::epilogue::{EPILOGUE_ELEMENTS, Epilogue, Load, NoEpilogue, OutputElement, Steps};
 pub use launch::fingerprint::{FINGERPRINT_VARIABLE, LAYOUT_FINGERPRINT};
 pub use launch::group_tables::GroupTables;
+pub use launch::links::{LinkOutcome, LinkRecord, LinkTest, LinksArgs};
 pub use launch::options::{
     AsTheyCame, CombineOptions, CombineWith, DispatchOptions, DispatchWith, EpilogueWords,
     MAX_EPILOGUE_BYTES, ReceivedRows, ReturnedRows,

@@ -16,6 +16,7 @@ extern crate std;
 
 mod combine;
 mod dispatch;
+mod links;
 mod local;
 mod machine;
 mod sync;
@@ -27,6 +28,7 @@ pub use combine::{combine, combine_async, combine_wait, give_up};
 pub use dispatch::receive::host_counts::dispatch_counts;
 pub use dispatch::send::numbering::block::BLOCK_MEMORY_BYTES;
 pub use dispatch::{dispatch, dispatch_async, dispatch_wait};
+pub use links::links;
 pub use local::combine::combine_local;
 pub use local::dispatch::dispatch_local;
 pub use machine::block_memory::BlockMemory;

@@ -8,6 +8,11 @@ use crate::ptx::{memory, thread};
 
 impl<A: Arguments, const SHMEM: bool> Deadline for Gpu<'_, A, SHMEM> {
     #[inline(always)]
+    fn now(&self) -> u64 {
+        thread::global_timer_ns()
+    }
+
+    #[inline(always)]
     fn timed_out_by(&self, deadline: u64) -> bool {
         self.polls.set(self.polls.get() + 1);
         if !self.polls.get().is_multiple_of(POLLS) {

@@ -98,9 +98,7 @@ fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
             kernel,
             Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts
         ),
-        Package::Rows | Package::NodeRows => {
-            *kernel != Kernel::FusedSilu && !kernel.needs_options()
-        }
+        Package::Rows | Package::NodeRows => !kernel.has_no_options() && !kernel.needs_options(),
         _ => !kernel.needs_options(),
     })
 }

@@ -262,6 +262,8 @@ typedef enum {
     FERRY_KERNEL_GIVE_UP = 9,
     // The kernel of ferry_dispatch_counts.
     FERRY_KERNEL_DISPATCH_COUNTS = 10,
+    // The kernel that checks links, which no fault names.
+    FERRY_KERNEL_LINKS = 11,
 } ferry_kernel;
 
 // Layout of the rows that a dispatch leaves on the experts' rank. BY_EXPERT and PADDED have a row for each

@@ -106,6 +106,8 @@ pub enum ferry_kernel {
     FERRY_KERNEL_GIVE_UP = 9,
     /// The kernel of ferry_dispatch_counts.
     FERRY_KERNEL_DISPATCH_COUNTS = 10,
+    /// The kernel that checks links, which no fault names.
+    FERRY_KERNEL_LINKS = 11,
 }
 
 /// Fault reported by a kernel. ferry_last_error has it as a sentence.
@@ -275,5 +277,6 @@ const fn kernel(kernel: Kernel) -> ferry_kernel {
         Kernel::LocalCombine => FERRY_KERNEL_LOCAL_COMBINE,
         Kernel::GiveUp => FERRY_KERNEL_GIVE_UP,
         Kernel::DispatchCounts => FERRY_KERNEL_DISPATCH_COUNTS,
+        Kernel::Links => FERRY_KERNEL_LINKS,
     }
 }

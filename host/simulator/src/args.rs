@@ -3,7 +3,7 @@
 use bytemuck::{bytes_of, try_pod_read_unaligned};
 use ferry_layout::{
     CombineArgs, CombineOptions, CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords,
-    GiveUpArgs, Kernel, SiluArgs,
+    GiveUpArgs, Kernel, LinksArgs, SiluArgs,
 };
 
 /// Arguments of a launch.
@@ -17,6 +17,8 @@ pub enum Args {
     Counts(DispatchCountsArgs),
     /// Arguments of the kernel that gives up a round.
     GiveUp(GiveUpArgs),
+    /// Arguments of the kernel that checks links.
+    Links(LinksArgs),
     /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
 }
@@ -33,6 +35,7 @@ impl Args {
             }) => [bytes_of(args), bytes_of(options), bytes_of(epilogue)].concat(),
             Self::Counts(args) => bytes_of(args).to_vec(),
             Self::GiveUp(args) => bytes_of(args).to_vec(),
+            Self::Links(args) => bytes_of(args).to_vec(),
             Self::Silu(args) => bytes_of(args).to_vec(),
         }
     }
@@ -54,6 +57,8 @@ impl Args {
             Self::Counts(try_pod_read_unaligned(bytes).ok()?)
         } else if kernel == Kernel::GiveUp {
             Self::GiveUp(try_pod_read_unaligned(bytes).ok()?)
+        } else if kernel == Kernel::Links {
+            Self::Links(try_pod_read_unaligned(bytes).ok()?)
         } else {
             Self::Silu(try_pod_read_unaligned(bytes).ok()?)
         };

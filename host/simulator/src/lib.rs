@@ -8,7 +8,8 @@
 //!   A device-scope release drains only writes to the own rank's memory.
 //! - A put to a rank of another node travels in parts, in any order with other puts unless a fence of its
 //!   warp keeps it behind them, and each part is read from its source when it is delivered.
-//! - Warps stall for a while; a rank can be lost, with all writes that are not visible yet.
+//! - Warps stall for a while; a rank can be lost, with all writes that are not visible yet. A link from one
+//!   rank to another can lose, change or delay writes.
 //!
 //! These are errors:
 //!
@@ -29,6 +30,7 @@
 
 mod addresses;
 mod args;
+mod bad_link;
 mod block;
 mod combines;
 mod command;
@@ -54,6 +56,7 @@ mod store_buffer;
 mod warp;
 
 pub use args::Args;
+pub use bad_link::{BadLink, BadLinkKind};
 pub use combines::Combines;
 pub use error::SimulatorError;
 pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::bad_link::BadLink;
 use crate::combines::Combines;
 use crate::network::Stalled;
 use crate::racing::Racing;
@@ -30,6 +31,8 @@ pub struct Options {
     pub stall_one_in: u32,
     /// A rank that dies during the simulation. Default: `None`.
     pub lost: Option<Lost>,
+    /// A link that loses, changes or delays writes. Default: `None`.
+    pub bad_link: Option<BadLink>,
     /// Wall time that the simulation waits for a launch from another thread before it lets the next deadline
     /// pass, if nothing else can happen and some rank runs nothing. Each launch and each passed deadline
     /// restart it. `None`, the default: while the simulation waits, simulated time passes like wall time, and
@@ -71,6 +74,7 @@ impl Options {
             warps: 4,
             stall_one_in: 64,
             lost: None,
+            bad_link: None,
             patience: None,
             stalled: None,
             allow_late_signals: false,

@@ -39,7 +39,7 @@ fn tensors(args: &Args) -> Vec<(&'static str, u64)> {
     match args {
         Args::Dispatch(args) => named(args),
         Args::Combine(args) => named(args),
-        Args::Counts(_) | Args::GiveUp(_) => Vec::new(),
+        Args::Counts(_) | Args::GiveUp(_) | Args::Links(_) => Vec::new(),
         Args::Silu(silu) => {
             let SiluArgs {
                 input,

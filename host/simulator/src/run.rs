@@ -26,6 +26,10 @@ pub fn run(warp: &Warp<'_>, kernel: Kernel, combines: Combines) {
         (Args::Combine(with), kernel) => combines.run(warp, kernel, with),
         (Args::Counts(args), _) => ferry_protocol::dispatch_counts(warp, args),
         (Args::GiveUp(args), _) => ferry_protocol::give_up(warp, args),
+        (Args::Links(args), _) => {
+            ferry_protocol::links(warp, args);
+            Ok(())
+        }
     };
     assert_eq!(warp.loading.take(), None, "what was loaded is written");
     warp.leave_block();

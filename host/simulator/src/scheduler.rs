@@ -1,6 +1,7 @@
 //! The scheduler, which decides which warp runs next, which writes become visible, and when time passes.
 
 mod time;
+mod visible;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::addresses::Machine;
 use crate::args::Args;
+use crate::bad_link::Links;
 use crate::block::Block;
 use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
@@ -89,6 +91,7 @@ impl World {
         let shared = Shared {
             memory: RefCell::new(Memory::new(0, machine)),
             network: RefCell::new(Network::new(options.stalled)),
+            links: RefCell::new(Links::new(options.bad_link)),
             rng: RefCell::new(ChaCha8Rng::seed_from_u64(options.seed)),
             seed: options.seed,
             machine,
@@ -200,6 +203,7 @@ impl World {
             Args::Combine(_) => kernel.combines(),
             Args::Counts(_) => kernel == Kernel::DispatchCounts,
             Args::GiveUp(_) => kernel == Kernel::GiveUp,
+            Args::Links(_) => kernel == Kernel::Links,
             Args::Silu(_) => kernel == Kernel::FusedSilu,
         };
         if !is_right {
@@ -263,6 +267,7 @@ impl World {
         self.start_launches();
         self.shared.clock.set(self.shared.clock.get() + TURN_NS);
         self.find_overdue();
+        self.arrive(self.shared.clock.get());
         self.shared.race(&self.options.racing);
         let under_way = !self.shared.network.borrow().is_empty();
         let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
@@ -280,7 +285,7 @@ impl World {
                     w.stalled_until = 0;
                     any | was
                 });
-                return any_stalled || self.wake_idle();
+                return any_stalled || self.wake_idle() || self.await_link();
             }
         }
         true
@@ -295,33 +300,6 @@ impl World {
             self.running.iter().for_each(|warp| warp.idle_at.set(None));
         }
         has_changed
-    }
-
-    /// Makes a random write visible; false if there is none.
-    fn drain(&mut self) -> bool {
-        let buffers = self.running.iter().map(|warp| &warp.buffer);
-        let mut full = buffers.filter(|buffer| !buffer.borrow().is_empty());
-        let count = full.clone().count();
-        if count == 0 {
-            return false;
-        }
-        let which = self.shared.rng.borrow_mut().random_range(0..count);
-        if let Some(buffer) = full.nth(which) {
-            buffer.borrow_mut().drain_one(&self.shared);
-        }
-        true
-    }
-
-    fn deliver(&mut self) {
-        let shared = &self.shared;
-        let delivered = shared.network.borrow_mut().deliver(
-            &mut shared.memory.borrow_mut(),
-            &mut shared.rng.borrow_mut(),
-        );
-        match delivered {
-            Ok(delivered) => shared.delivered(&delivered),
-            Err(outside) => shared.report(outside, "a put"),
-        }
     }
 
     /// Resumes a random warp that is neither idle nor stalled; false if there is none.
@@ -363,6 +341,9 @@ impl World {
             stacks::give_back(warp.fibre.into_stack());
             self.shared.bump(warp.rank);
             if self.running.iter().all(|other| other.rank != warp.rank) {
+                if self.shared.links.borrow().are_of(warp.rank) {
+                    self.arrive(u64::MAX);
+                }
                 self.may_start = true;
                 self.shared.launch_ended(warp.rank);
             }
@@ -393,6 +374,7 @@ impl World {
             Args::Combine(with) => with.args.common,
             Args::Counts(args) => args.common,
             Args::GiveUp(args) => args.common,
+            Args::Links(args) => args.common,
             // The fused SiLU never waits.
             Args::Silu(_) => Common {
                 rank: rank as u16,

@@ -7,15 +7,18 @@ use ferry_layout::Counter;
 use rand_chacha::ChaCha8Rng;
 
 use crate::addresses::{Machine, rank_of};
+use crate::bad_link::{Fate, Links};
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
 use crate::network::{Delivered, Network};
 use crate::racing::Racing;
+use crate::store_buffer::{Polled, Write};
 
 /// State shared by the fibres and the scheduler.
 pub struct Shared {
     pub memory: RefCell<Memory>,
     pub network: RefCell<Network>,
+    pub links: RefCell<Links>,
     pub rng: RefCell<ChaCha8Rng>,
     pub seed: u64,
     pub machine: Machine,
@@ -73,6 +76,40 @@ impl Shared {
             bytes,
             by: format!("{}, by {by}", self.machine.whose(address)),
         });
+    }
+
+    /// Makes a write of `rank` visible, as its link to the memory's rank lets it.
+    pub fn commit(&self, rank: u32, write: Write) {
+        let taken = (self.links.borrow_mut()).take(rank, write, self.clock.get());
+        if let Fate::Arrives(write) = taken {
+            self.make_visible(rank, &write);
+        }
+    }
+
+    /// Makes writes of a slow link visible: those that have arrived by now, or all of them.
+    pub fn arrive(&self, rank: u32, by: u64) {
+        while self.links.borrow().next_due().is_some_and(|due| due <= by) {
+            let arrived = self.links.borrow_mut().arrive();
+            arrived
+                .iter()
+                .for_each(|write| self.make_visible(rank, write));
+        }
+    }
+
+    fn make_visible(&self, rank: u32, write: &Write) {
+        let written = self.memory.borrow_mut().write(write.address, &write.bytes);
+        if let Err(outside) = written {
+            self.report(outside, &format!("rank {rank}"));
+        }
+        match (write.polled, rank_of(write.address)) {
+            (Polled::Inline, Some(owner)) => self.bump(owner as u32),
+            (Polled::Signal, _) => {
+                let value = write.bytes.iter().rev();
+                let value = value.fold(0, |value, &byte| value << 8 | u64::from(byte));
+                self.signalled(write.address, value);
+            }
+            _ => {}
+        }
     }
 
     /// Makes a write of the host that races with kernels, if there is one.

@@ -34,13 +34,16 @@ pub struct Simulator {
 
 impl Simulator {
     /// Starts a machine on a thread of its own. [`SimulatorError::Ranks`] if there are no ranks or too many,
-    /// [`SimulatorError::NoSuchRank`] if [`Options::lost`] names another rank.
+    /// [`SimulatorError::NoSuchRank`] if [`Options::lost`] or [`Options::bad_link`] names another rank.
     pub fn start(options: Options) -> Result<Self, SimulatorError> {
         let ranks = options.ranks;
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(SimulatorError::Ranks { ranks });
         }
-        if let Some(Lost { rank, .. }) = options.lost.filter(|lost| lost.rank >= ranks) {
+        let lost = options.lost.map(|Lost { rank, .. }| [rank; 2]);
+        let linked = options.bad_link.map(|bad| [bad.from, bad.to]);
+        let mut named = [lost, linked].into_iter().flatten().flatten();
+        if let Some(rank) = named.find(|&rank| rank >= ranks) {
             return Err(SimulatorError::NoSuchRank { rank, ranks });
         }
         let (commands, inbox) = channel();

@@ -71,7 +71,7 @@ impl StoreBuffer {
             .find(|&earlier| overlap(&self.writes[earlier], &self.writes[chosen]))
             .unwrap_or(chosen);
         let write = self.writes.remove(first);
-        self.commit(&write, shared);
+        shared.commit(self.rank, write);
     }
 
     pub fn drain_all(&mut self, shared: &Shared) {
@@ -107,30 +107,8 @@ impl StoreBuffer {
             return;
         }
         let out: Vec<_> = self.writes.extract_if(.., |write| chosen(write)).collect();
-        for write in &out {
-            self.commit(write, shared);
-        }
-    }
-
-    fn commit(&self, write: &Write, shared: &Shared) {
-        if let Err(outside) = shared
-            .memory
-            .borrow_mut()
-            .write(write.address, &write.bytes)
-        {
-            shared.report(outside, &format!("rank {}", self.rank));
-        }
-        if write.polled == Polled::Inline
-            && let Some(rank) = rank_of(write.address)
-        {
-            shared.bump(rank as u32);
-        }
-        if write.polled == Polled::Signal {
-            let value = write.bytes.iter().rev();
-            shared.signalled(
-                write.address,
-                value.fold(0, |value, &byte| value << 8 | u64::from(byte)),
-            );
+        for write in out {
+            shared.commit(self.rank, write);
         }
     }
 }

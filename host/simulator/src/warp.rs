@@ -95,6 +95,10 @@ impl Signals for Warp<'_> {
 }
 
 impl Deadline for Warp<'_> {
+    fn now(&self) -> u64 {
+        self.shared.clock.get()
+    }
+
     fn timed_out_by(&self, deadline: u64) -> bool {
         let times_out_at = self.deadline.min(deadline);
         self.times_out_at.set(times_out_at);

@@ -72,9 +72,11 @@ impl Communicator {
         } else {
             &self.memory.kernels
         };
-        let max_sms = match kernel {
+        let max_sms = match (kernel, &args) {
             // One block, in every layout.
-            Kernel::DispatchCounts => Some(1),
+            (Kernel::DispatchCounts, _) => Some(1),
+            // One warp has the only row.
+            (_, Args::Links(args)) if args.has_one_row() => Some(1),
             _ => self.max_sms,
         };
         self.require_room(stream, max_sms)?;

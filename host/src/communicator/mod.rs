@@ -29,6 +29,7 @@ pub(crate) mod close;
 pub(crate) mod counts;
 mod faults;
 pub(crate) mod launch;
+mod links;
 mod seat;
 mod set_up;
 mod streams;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ferry_layout::Rank;
 
 use crate::call::Call;
+use crate::communicator::launch::Prepared;
 use crate::communicator::{Communicator, Poison};
 use crate::error::Error;
 use crate::error::local_ranks::LocalRanksError;
@@ -63,31 +64,38 @@ impl Communicator {
     pub fn together(ranks: &mut [Self], streams: &[Stream], calls: &[Call]) -> Result<(), Error> {
         require_whole(ranks)?;
         require_alike(ranks, streams, calls)?;
-        let refused = |rank, error| LocalRanksError::Refused {
-            rank,
-            source: Box::new(error),
-        };
         let mut prepared = Vec::with_capacity(ranks.len());
         for ((rank, &stream), call) in ranks.iter().zip(streams).zip(calls) {
             let call = rank.prepare(stream, call);
-            prepared.push(call.map_err(|error| refused(rank.rank(), error))?);
+            prepared.push(call.map_err(|error| LocalRanksError::Refused {
+                rank: rank.rank(),
+                source: Box::new(error),
+            })?);
         }
-        for (at, call) in prepared.into_iter().enumerate() {
-            let Err(error) = ranks[at].launch(call) else {
-                continue;
-            };
-            let rank = ranks[at].rank();
-            if at == 0 {
-                return Err(refused(rank, error).into());
-            }
-            for each in ranks {
-                each.poison(Poison::Launch(rank));
-            }
-            let source = Box::new(error);
-            return Err(LocalRanksError::NotLaunched { rank, source }.into());
-        }
-        Ok(())
+        Ok(launch_all(ranks, prepared)?)
     }
+}
+
+/// Enqueues a kernel of each rank, one after another. If the first cannot be enqueued, none is, and all ranks
+/// stay as they are; if a later one cannot, all are poisoned.
+pub(super) fn launch_all(
+    ranks: &mut [Communicator],
+    prepared: Vec<Prepared>,
+) -> Result<(), LocalRanksError> {
+    for (at, call) in prepared.into_iter().enumerate() {
+        let Err(error) = ranks[at].launch(call) else {
+            continue;
+        };
+        let (rank, source) = (ranks[at].rank(), Box::new(error));
+        if at == 0 {
+            return Err(LocalRanksError::Refused { rank, source });
+        }
+        for each in ranks {
+            each.poison(Poison::Launch(rank));
+        }
+        return Err(LocalRanksError::NotLaunched { rank, source });
+    }
+    Ok(())
 }
 
 /// Checks that these are all ranks of this process of one communicator.

@@ -372,6 +372,7 @@ fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
         Args::Combine(args) if kernel.combines() => Ok(ptr::from_ref(args).cast()),
         Args::Counts(args) if kernel == Kernel::DispatchCounts => Ok(ptr::from_ref(args).cast()),
         Args::GiveUp(args) if kernel == Kernel::GiveUp => Ok(ptr::from_ref(args).cast()),
+        Args::Links(args) if kernel == Kernel::Links => Ok(ptr::from_ref(args).cast()),
         Args::Silu(args) if kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
         _ => {
             let detail = format!(

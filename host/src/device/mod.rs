@@ -14,7 +14,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 pub use ferry_layout::{
-    CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, SiluArgs,
+    CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, LinksArgs,
+    SiluArgs,
 };
 use ferry_layout::{EncodedInput, Kernel, Shape};
 
@@ -37,6 +38,8 @@ pub enum Args {
     Counts(DispatchCountsArgs),
     /// Arguments of the kernel that gives up a round.
     GiveUp(GiveUpArgs),
+    /// Arguments of the kernel that checks links.
+    Links(LinksArgs),
     /// Arguments of the fused SiLU kernel.
     Silu(SiluArgs),
 }
@@ -49,6 +52,7 @@ impl Args {
             Self::Combine(with) => with.args.common.shape.max_tokens_per_rank,
             Self::Counts(args) => args.common.shape.max_tokens_per_rank,
             Self::GiveUp(args) => args.common.shape.max_tokens_per_rank,
+            Self::Links(args) => args.common.shape.max_tokens_per_rank,
             Self::Silu(_) => 0,
         }
     }
@@ -58,7 +62,7 @@ impl Args {
         match self {
             Self::Dispatch(with) => with.has_options(),
             Self::Combine(with) => with.has_options(),
-            Self::Counts(_) | Self::GiveUp(_) | Self::Silu(_) => false,
+            Self::Counts(_) | Self::GiveUp(_) | Self::Links(_) | Self::Silu(_) => false,
         }
     }
 
@@ -76,7 +80,7 @@ impl Args {
                 ("combined in another type than bf16", options.output != 0),
                 ("tokens_on_device", options.tokens_on_device != 0),
             ],
-            Self::Counts(_) | Self::GiveUp(_) | Self::Silu(_) => Vec::new(),
+            Self::Counts(_) | Self::GiveUp(_) | Self::Links(_) | Self::Silu(_) => Vec::new(),
         };
         let first = named.into_iter().find(|(_, is_given)| *is_given);
         first.map_or("an option", |(name, _)| name)
@@ -90,7 +94,7 @@ impl Args {
             Self::Combine(with) => with.options.rows.is_on != 0,
             Self::Counts(args) => args.keeps_rows != 0,
             Self::GiveUp(args) => args.layout != 0,
-            Self::Silu(_) => false,
+            Self::Links(_) | Self::Silu(_) => false,
         }
     }
 }

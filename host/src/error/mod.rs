@@ -5,6 +5,7 @@ pub(crate) mod input_fault;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod kernels;
 pub(crate) mod leak;
+pub(crate) mod links;
 pub(crate) mod notice;
 pub(crate) mod round;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use driver::DriverError;
 pub use epilogue::EpilogueError;
 #[cfg(feature = "cuda")]
 pub use kernels::KernelsError;
+pub use links::LinksError;
 pub use local_ranks::LocalRanksError;
 pub use mismatch::Difference;
 pub use node::NodeError;
@@ -49,8 +51,7 @@ pub use tensor::TensorError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The outputs of a dispatch have scales although the format has none, or the other way round,
-    /// or in another layout than the format's.
+    /// The outputs of a dispatch have other scales than the format has: some, none, or in another layout.
     #[error("the format is {format:?}, and the dispatch's outputs have {given}, not {wanted}")]
     WrongScales {
         /// Scales in the outputs, in words: "no scales".
@@ -257,6 +258,9 @@ pub enum Error {
         /// The step that failed.
         step: &'static str,
     },
+    /// Links between ranks are bad, or cannot be checked.
+    #[error(transparent)]
+    Links(#[from] LinksError),
     /// A tensor that does not fit.
     #[error(transparent)]
     Tensor(#[from] TensorError),

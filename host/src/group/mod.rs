@@ -4,7 +4,6 @@ pub(crate) mod bootstrap;
 #[cfg(feature = "nvshmem")]
 mod channel;
 pub(crate) mod fabric;
-mod gpus;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) mod job;
 #[cfg(feature = "cuda")]

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 #[cfg(feature = "cuda")]
 use crate::device::kernels::Kernels;
 
-/// Options of a group of GPUs: its kernels, whether ranks share GPUs, and the path of NVSHMEM's library.
+/// Options of a group of GPUs: its kernels, whether ranks share GPUs, whether its links are checked, and the
+/// path of NVSHMEM's library.
 ///
 /// ```no_run
 /// use ferry::{Group, GroupOptions};
@@ -42,6 +43,10 @@ pub struct GroupOptions {
     /// ([`SharedGpuError::NeedsMps`](crate::error::SharedGpuError)). Side by side, there are at most as many
     /// ranks as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
     pub share_gpus: bool,
+    /// Whether the [links between all ranks are checked](crate::Group::check_links) when the group is made,
+    /// which fails with [`LinksError::Bad`](crate::error::LinksError) if one is bad. All processes must set
+    /// it alike: the check is collective. Off by default.
+    pub check_links: bool,
     /// Path of the NVSHMEM host library, only for `Group::nvshmem`; `None` for the loader's usual places.
     pub nvshmem_library: Option<PathBuf>,
 }

@@ -212,6 +212,7 @@ unsafe impl Device for SimulatedDevice {
             Args::Combine(with) => ferry_simulator::Args::Combine(with),
             Args::Counts(args) => ferry_simulator::Args::Counts(args),
             Args::GiveUp(args) => ferry_simulator::Args::GiveUp(args),
+            Args::Links(args) => ferry_simulator::Args::Links(args),
             Args::Silu(args) => ferry_simulator::Args::Silu(args),
         };
         let Launch {

@@ -87,7 +87,7 @@ fn a_round_does_nothing_but_launch() {
             Args::Combine(with) => with.args.common,
             Args::Counts(args) => args.common,
             Args::GiveUp(args) => args.common,
-            Args::Silu(_) => panic!("a kernel that nobody asked for"),
+            Args::Links(_) | Args::Silu(_) => panic!("a kernel that nobody asked for"),
         };
         assert_eq!(
             (common.deadline_ns, common.debug_checks, common.rank),

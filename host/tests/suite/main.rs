@@ -18,6 +18,7 @@ mod kept_ids;
 mod killed;
 mod leaks;
 mod lifecycle;
+mod links;
 mod local_ranks;
 mod noted;
 mod order;

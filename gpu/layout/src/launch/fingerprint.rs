@@ -8,6 +8,7 @@ use crate::launch::args::{
 use crate::launch::encoded::EncodedInput;
 use crate::launch::epilogue::Steps;
 use crate::launch::group_tables::GroupTables;
+use crate::launch::links::{LinkRecord, LinksArgs};
 use crate::launch::options::{
     CombineOptions, CombineWith, DispatchOptions, DispatchWith, ReceivedRows, ReturnedRows,
 };
@@ -66,6 +67,8 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
         GiveUpArgs { layout, is_local, reserved, common }
         DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
+        LinksArgs { test, peers, flags_before, common, repeats, salt, grace_ns, slot_ns }
+        LinkRecord { sent, received, begun, ended, reserved }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,
             rows, encoded, groups

@@ -7,4 +7,5 @@ pub mod encoded;
 pub mod epilogue;
 pub mod fingerprint;
 pub mod group_tables;
+pub mod links;
 pub mod options;

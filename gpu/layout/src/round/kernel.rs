@@ -29,11 +29,13 @@ pub enum Kernel {
     GiveUp,
     /// Waits for the counts of a dispatch and tells the host of them.
     DispatchCounts,
+    /// Sends over every link between ranks and looks at what comes; no part of a round.
+    Links,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::DispatchAsync,
         Self::DispatchWait,
         Self::Dispatch,
@@ -45,6 +47,7 @@ impl Kernel {
         Self::LocalCombine,
         Self::GiveUp,
         Self::DispatchCounts,
+        Self::Links,
     ];
 
     /// Whether it takes a dispatch's arguments.
@@ -74,6 +77,11 @@ impl Kernel {
         all.filter(|kernel| !kernel.needs_options())
     }
 
+    /// Whether it exists only among the kernels without options.
+    pub const fn has_no_options(self) -> bool {
+        matches!(self, Self::FusedSilu | Self::Links)
+    }
+
     /// Its name in sentences and faults.
     pub const fn name(self) -> &'static str {
         match self {
@@ -88,6 +96,7 @@ impl Kernel {
             Self::LocalCombine => "combine_local",
             Self::GiveUp => "give_up",
             Self::DispatchCounts => "dispatch_counts",
+            Self::Links => "links",
         }
     }
 
@@ -110,6 +119,7 @@ impl Kernel {
             (Self::GiveUp, false) => "ferry_give_up",
             (Self::GiveUp, true) => "ferry_give_up_shmem",
             (Self::DispatchCounts, _) => "ferry_dispatch_counts",
+            (Self::Links, _) => "ferry_links",
         }
     }
 }

@@ -2,6 +2,9 @@
 
 /// A clock of this rank, and the launch's deadline on it.
 pub trait Deadline {
+    /// Nanoseconds on that clock, which all warps of the rank share. All lanes.
+    fn now(&self) -> u64;
+
     /// Spends a moment of a wait, and returns whether this launch should abort: its deadline has passed, or
     /// another warp of this rank has aborted. All lanes.
     fn timed_out(&self) -> bool {

@@ -98,6 +98,7 @@ impl Warp<'_> {
             Args::Combine(args) => args.table(table),
             Args::Counts(args) => args.table(table),
             Args::GiveUp(args) => args.table(table),
+            Args::Links(args) => args.table(table),
             Args::Silu(_) => 0,
         }
     }

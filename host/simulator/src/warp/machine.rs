@@ -65,7 +65,7 @@ impl Machine for Warp<'_> {
             Args::Combine(with) => with.options.rows.is_on != 0,
             Args::Counts(args) => args.keeps_rows != 0,
             Args::GiveUp(args) => args.layout != 0,
-            Args::Silu(_) => false,
+            Args::Links(_) | Args::Silu(_) => false,
         }
     }
 

@@ -42,6 +42,7 @@ impl Tiles for Warp<'_> {
                     Args::Combine(args) => place(args, tensor),
                     Args::Counts(args) => place(args, tensor),
                     Args::GiveUp(args) => place(args, tensor),
+                    Args::Links(args) => place(args, tensor),
                     Args::Silu(_) => (0, 0, 0),
                 };
                 let start = first + u64::from(index) * u64::from(stride);

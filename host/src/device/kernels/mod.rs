@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ferry_layout::{
     CombineArgs, DispatchArgs, DispatchCountsArgs, FINGERPRINT_VARIABLE, GiveUpArgs, Kernel,
-    LAYOUT_FINGERPRINT, MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
+    LAYOUT_FINGERPRINT, LinksArgs, MAX_EPILOGUE_BYTES, MAX_REGISTERS, SiluArgs, Steps,
 };
 use ferry_ptx::Module;
 
@@ -359,9 +359,9 @@ impl KernelSet {
             Self::Plain => !kernel.needs_options(),
             Self::WithOptions => !matches!(
                 kernel,
-                Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts
+                Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts | Kernel::Links
             ),
-            Self::Rows => *kernel != Kernel::FusedSilu && !kernel.needs_options(),
+            Self::Rows => !kernel.has_no_options() && !kernel.needs_options(),
         };
         Kernel::ALL.into_iter().filter(has)
     }
@@ -378,7 +378,7 @@ pub(crate) const fn option_bytes(kernel: Kernel) -> u64 {
         }
         Kernel::GiveUp => size_of::<GiveUpArgs>(),
         Kernel::DispatchCounts => size_of::<DispatchCountsArgs>(),
-        Kernel::FusedSilu => 0,
+        Kernel::FusedSilu | Kernel::Links => 0,
     };
     bytes as u64
 }
@@ -393,6 +393,7 @@ const fn argument_bytes(kernel: Kernel) -> u64 {
         Kernel::GiveUp => size_of::<GiveUpArgs>(),
         Kernel::DispatchCounts => size_of::<DispatchCountsArgs>(),
         Kernel::FusedSilu => size_of::<SiluArgs>(),
+        Kernel::Links => size_of::<LinksArgs>(),
         // Only with options.
         Kernel::LocalDispatch | Kernel::LocalCombine => 0,
     };

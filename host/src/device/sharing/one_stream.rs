@@ -144,7 +144,7 @@ impl Effect {
     /// Effect of `kernel` of a rank that has sent `sent` halves.
     const fn of(kernel: Kernel, sent: u64) -> Self {
         let (sends, until) = match kernel {
-            Kernel::Dispatch | Kernel::Combine => (true, sent + 1),
+            Kernel::Dispatch | Kernel::Combine | Kernel::Links => (true, sent + 1),
             // Waits for credits of the round before.
             Kernel::DispatchAsync => (true, sent),
             Kernel::DispatchWait | Kernel::DispatchCounts | Kernel::CombineWait => (false, sent),

@@ -1,13 +1,17 @@
 //! Groups of GPUs. Without their feature they are errors that name it.
 
 use crate::error::Error;
+#[cfg(any(feature = "cuda", test))]
+use crate::error::links::LinksError;
 use crate::group::Group;
 use crate::group::bootstrap::Bootstrap;
-#[cfg(feature = "nvshmem")]
-use crate::group::nvshmem;
-use crate::group::options::GroupOptions;
 #[cfg(feature = "cuda")]
-use crate::group::{local, node};
+use crate::group::local::LocalFabric;
+#[cfg(feature = "cuda")]
+use crate::group::node::{fabric::NodeFabric, ipc::Ipc};
+#[cfg(feature = "nvshmem")]
+use crate::group::nvshmem::NvshmemFabric;
+use crate::group::options::GroupOptions;
 
 impl Group {
     /// Group of one rank per GPU, all driven by this process, over peer access. `devices` are CUDA device
@@ -29,7 +33,8 @@ impl Group {
     pub fn local(devices: &[usize], options: &GroupOptions) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
         {
-            Self::with_fabric(Box::new(local::LocalFabric::new(devices, options)?))
+            let fabric = LocalFabric::new(devices, options)?;
+            Self::with_fabric(Box::new(fabric))?.checked(options.check_links)
         }
         #[cfg(not(feature = "cuda"))]
         not_built("Group::local", "cuda", (devices, options))
@@ -59,9 +64,8 @@ impl Group {
     ) -> Result<Self, Error> {
         #[cfg(feature = "cuda")]
         {
-            let open = || node::ipc::Ipc::open(device, options);
-            let fabric = node::fabric::NodeFabric::join(bootstrap, open)?;
-            Self::with_fabric(Box::new(fabric))
+            let fabric = NodeFabric::join(bootstrap, || Ipc::open(device, options))?;
+            Self::with_fabric(Box::new(fabric))?.checked(options.check_links)
         }
         #[cfg(not(feature = "cuda"))]
         not_built("Group::node", "cuda", (bootstrap, device, options))
@@ -84,11 +88,29 @@ impl Group {
     ) -> Result<Self, Error> {
         #[cfg(feature = "nvshmem")]
         {
-            let fabric = nvshmem::NvshmemFabric::new(bootstrap, device, options)?;
-            Self::with_fabric(Box::new(fabric))
+            let fabric = NvshmemFabric::new(bootstrap, device, options)?;
+            Self::with_fabric(Box::new(fabric))?.checked(options.check_links)
         }
         #[cfg(not(feature = "nvshmem"))]
         not_built("Group::nvshmem", "nvshmem", (bootstrap, device, options))
+    }
+}
+
+#[cfg(any(feature = "cuda", test))]
+impl Group {
+    /// This group, after a [check](Self::check_links) of its links if the options ask for one.
+    fn checked(self, check_links: bool) -> Result<Self, Error> {
+        if check_links {
+            let report = self.check_links()?;
+            if !report.is_well() {
+                // On all ranks, as all have the same report.
+                if let Err(error) = self.close() {
+                    tracing::warn!(%error, "a group whose links are bad is not closed");
+                }
+                return Err(LinksError::Bad(Box::new(report)).into());
+            }
+        }
+        Ok(self)
     }
 }
 
@@ -116,5 +138,37 @@ mod tests {
                 )
             ),
         }
+    }
+
+    #[cfg(feature = "simulator")]
+    #[test]
+    fn a_group_with_a_bad_link_is_refused_and_closed_if_its_links_are_checked() {
+        use ferry_simulator::{BadLink, BadLinkKind, Options};
+
+        let made = |check_links, kind| {
+            let bad_link = Some(BadLink {
+                from: 0,
+                to: 1,
+                kind,
+            });
+            let options = Options {
+                bad_link,
+                ..Options::new(2, 3)
+            };
+            let group = Group::simulated_with(options).unwrap();
+            let made = group.clone().checked(check_links);
+            (group, made.map(drop))
+        };
+        for kind in [BadLinkKind::Lost, BadLinkKind::Corrupt, BadLinkKind::Slow] {
+            assert!(made(false, kind).1.is_ok(), "{kind:?}");
+            let (group, refused) = made(true, kind);
+            let Err(Error::Links(LinksError::Bad(report))) = refused else {
+                panic!("{kind:?}: {refused:?}");
+            };
+            assert!(report.bad().all(|link| link.from.0 == 0), "{report}");
+            assert!(matches!(group.enter(), Err(Error::GroupClosed)));
+        }
+        let group = Group::simulated(2, 3).unwrap().checked(true).unwrap();
+        assert!(group.enter().is_ok());
     }
 }

@@ -1,0 +1,194 @@
+//! Links from what both of their ranks found.
+
+use std::time::Duration;
+
+use ferry_layout::{LinkOutcome, LinkRecord, LinkTest, Rank};
+
+use crate::error::links::{Link, LinkReport, LinkState};
+
+/// A link is slow if it takes so many times the median.
+const SLOW_TIMES: u32 = 10;
+
+/// Longest time that fits beside the outcomes in a word: half a year.
+const MOST_NS: u64 = u64::MAX >> 10;
+
+/// What a rank found with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    /// Answers to what it sent.
+    sent: LinkOutcome,
+    /// What the peer sent.
+    received: LinkOutcome,
+    /// Nanoseconds until all answers had come; 0 if one did not.
+    ns: u64,
+}
+
+impl Cell {
+    pub(super) const NONE: Self = Self {
+        sent: LinkOutcome::NotRun,
+        received: LinkOutcome::NotRun,
+        ns: 0,
+    };
+
+    /// What the warps of a rank found together, from the record of each row.
+    pub(super) fn of(records: &[LinkRecord]) -> Self {
+        let worst = |outcome: fn(&LinkRecord) -> u32| {
+            let outcomes = records.iter().map(outcome);
+            // A number that no kernel writes stands for something wrong.
+            let outcome = |number| LinkOutcome::of_number(number).unwrap_or(LinkOutcome::Wrong);
+            outcomes.map(outcome).max_by_key(|outcome| *outcome as u32)
+        };
+        let sent = worst(|record| record.sent).unwrap_or(LinkOutcome::NotRun);
+        let begun = records.iter().map(|record| record.begun).min().unwrap_or(0);
+        let ended = records.iter().map(|record| record.ended).max().unwrap_or(0);
+        Self {
+            sent,
+            received: worst(|record| record.received).unwrap_or(LinkOutcome::NotRun),
+            ns: match sent {
+                LinkOutcome::Well => ended.saturating_sub(begun).clamp(1, MOST_NS),
+                _ => 0,
+            },
+        }
+    }
+
+    /// Both, as one word.
+    pub(super) const fn word(self) -> u64 {
+        self.sent as u64 | (self.received as u64) << 2 | self.ns << 4
+    }
+
+    /// The cell of a [`word`](Self::word).
+    pub(super) fn of_word(word: u64) -> Self {
+        let outcome = |shift: u32| LinkOutcome::of_number((word >> shift & 3) as u32);
+        Self {
+            sent: outcome(0).unwrap_or(LinkOutcome::NotRun),
+            received: outcome(2).unwrap_or(LinkOutcome::NotRun),
+            ns: word >> 4,
+        }
+    }
+
+    /// The worse outcomes and the shorter time of two launches.
+    fn merge(self, other: Self) -> Self {
+        let worse = |a: LinkOutcome, b: LinkOutcome| if a as u32 >= b as u32 { a } else { b };
+        let sent = worse(self.sent, other.sent);
+        Self {
+            sent,
+            received: worse(self.received, other.received),
+            ns: match (sent, self.ns, other.ns) {
+                (LinkOutcome::Well, 0, ns) | (LinkOutcome::Well, ns, 0) => ns,
+                (LinkOutcome::Well, a, b) => a.min(b),
+                _ => 0,
+            },
+        }
+    }
+}
+
+/// What each rank found with each peer in a test.
+pub(super) struct Cells {
+    ranks: u32,
+    cells: Vec<Cell>,
+}
+
+impl Cells {
+    /// Nothing yet.
+    pub(super) fn none(ranks: u32) -> Self {
+        let cells = vec![Cell::NONE; (ranks * ranks) as usize];
+        Self { ranks, cells }
+    }
+
+    /// For each rank a bit for each other one.
+    pub(super) fn all_peers(ranks: u32) -> Vec<u64> {
+        let all = u64::MAX >> (u64::BITS - ranks);
+        (0..ranks).map(|rank| all & !(1 << rank)).collect()
+    }
+
+    const fn index(&self, rank: Rank, peer: Rank) -> usize {
+        (rank.0 * self.ranks + peer.0) as usize
+    }
+
+    pub(super) fn get(&self, rank: Rank, peer: Rank) -> Cell {
+        self.cells[self.index(rank, peer)]
+    }
+
+    pub(super) fn set(&mut self, rank: Rank, peer: Rank, cell: Cell) {
+        let index = self.index(rank, peer);
+        self.cells[index] = cell;
+    }
+
+    /// Adds what a rank found in another launch.
+    pub(super) fn merge(&mut self, rank: Rank, found: &[Cell]) {
+        for (peer, &cell) in (0..).map(Rank).zip(found) {
+            self.set(rank, peer, self.get(rank, peer).merge(cell));
+        }
+    }
+
+    /// State of a link, but for its time. A rank that was sent nothing answers nothing: what is missing is
+    /// the link's own fault if it was sent, or if it is the answer to what has arrived.
+    fn state(&self, from: Rank, to: Rank) -> LinkState {
+        let there = self.get(to, from);
+        match (there.received, there.sent) {
+            (LinkOutcome::NotRun, _) => LinkState::NotRun,
+            (LinkOutcome::Missing, _) => LinkState::Lost,
+            (LinkOutcome::Wrong, _) => LinkState::Corrupt,
+            (LinkOutcome::Well, LinkOutcome::Wrong) => LinkState::Corrupt,
+            (LinkOutcome::Well, LinkOutcome::Missing)
+                if self.get(from, to).received == LinkOutcome::Well =>
+            {
+                LinkState::Lost
+            }
+            (LinkOutcome::Well, _) => LinkState::Well,
+        }
+    }
+
+    /// Removes the pairs of bad links from each rank's `peers`.
+    pub(super) fn leave_out_bad(&self, peers: &mut [u64]) {
+        for from in 0..self.ranks {
+            for to in 0..self.ranks {
+                if self.state(Rank(from), Rank(to)).is_bad() {
+                    peers[from as usize] &= !(1 << to);
+                    peers[to as usize] &= !(1 << from);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the links of a test that sends `bytes` to a report. Times up to `floor` are not slow.
+pub(super) fn judge(
+    report: &mut LinkReport,
+    (test, bytes): (LinkTest, u64),
+    floor: Duration,
+    cells: &Cells,
+) {
+    let ranks = || (0..report.ranks).map(Rank);
+    let pairs = ranks().flat_map(|from| ranks().map(move |to| (from, to)));
+    let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| {
+        let ns = cells.get(from, to).ns;
+        Link {
+            from,
+            to,
+            test,
+            bytes,
+            state: cells.state(from, to),
+            time: (ns > 0).then(|| Duration::from_nanos(ns)),
+        }
+    });
+    let links: Vec<_> = links.collect();
+    let first = report.links.len();
+    report.links.extend(links);
+    let (true, Some(median)) = (report.judges_times, report.median(test)) else {
+        return;
+    };
+    for link in &mut report.links[first..] {
+        let back = cells.get(link.to, link.from).ns;
+        // Whose answers come over a slow link is not slow itself.
+        let waits = |time: Duration| Duration::from_nanos(back) >= 2 * time;
+        let slow = |time| time >= median * SLOW_TIMES && time > floor && !waits(time);
+        if link.state == LinkState::Well && link.time.is_some_and(slow) {
+            link.state = LinkState::Slow;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "judge_tests.rs"]
+mod tests;
