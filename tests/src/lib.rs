@@ -9,6 +9,8 @@ pub mod bench;
 pub mod damaged;
 pub mod demo;
 #[cfg(feature = "suites")]
+pub mod doctor;
+#[cfg(feature = "suites")]
 pub mod explain;
 #[cfg(feature = "suites")]
 pub mod gpu;

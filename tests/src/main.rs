@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ferry_tests::group::GroupKind;
-use ferry_tests::{all, bench, damaged, demo, explain, gpu, network, replay, rows, sharing, soak};
+use ferry_tests::{
+    all, bench, damaged, demo, doctor, explain, gpu, network, replay, rows, sharing, soak,
+};
 
 /// Runs Ferry's dispatch and combine and compares them with a sequential oracle.
 #[derive(Parser)]
@@ -28,6 +30,7 @@ enum Command {
     Soak(soak::SoakArgs),
     Rows(rows::RowsArgs),
     Damaged(damaged::sweep::DamagedArgs),
+    Doctor(doctor::DoctorArgs),
 }
 
 impl Command {
@@ -40,6 +43,7 @@ impl Command {
             Self::Bench(args) => (&args.group_args, true),
             Self::Soak(args) => (&args.group_args, true),
             Self::Demo(args) => (&args.group_args, false),
+            Self::Doctor(args) => (&args.group_args, false),
             _ => return Ok(false),
         };
         let has = args.network.is_some();
@@ -58,6 +62,9 @@ impl Command {
             Self::Gpu(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::Bench(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::Soak(args) => {
+                args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
+            }
+            Self::Doctor(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }
             Self::All(_)
@@ -93,6 +100,7 @@ fn main() -> ExitCode {
         Command::Soak(args) => soak::run(&args),
         Command::Rows(args) => rows::run(&args),
         Command::Damaged(args) => damaged::sweep::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     end(result)
 }

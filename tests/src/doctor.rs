@@ -1,0 +1,137 @@
+//! `ferry-tests doctor`: the links between all ranks of a group, as tables or as JSON.
+
+use anyhow::{Result, bail};
+use ferry::{Link, LinkReport};
+use serde_json::{Value, json};
+
+use crate::group::{GroupArgs, GroupKind, GroupOptions, gpus, open};
+use crate::kernel_files::KernelFiles;
+
+/// Ranks without GPUs.
+const SIMULATED_RANKS: usize = 4;
+
+/// Check the links between all ranks, and name those that lose, change or delay what they carry
+///
+/// Every rank stores into the memory of every other one as dispatch does: flags, rows whose words are flags,
+/// and rows with a flag each. Prints a table of times and rates for each, and for bad links what to look at
+/// (IOMMU, ACS, topology, containers, IMEX, MPS). Fails if a link is bad.
+#[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct DoctorArgs {
+    /// Place of the ranks [default: local, or simulated without GPUs]
+    #[arg(long, value_enum)]
+    pub group: Option<GroupKind>,
+    /// Ranks [default: all GPUs, or 4 in the simulator]
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Print JSON: a line for each link
+    #[arg(long)]
+    json: bool,
+    /// Seed of the simulator
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Way that ranks have GPUs, and processes meet.
+    #[command(flatten)]
+    pub group_args: GroupArgs,
+}
+
+impl DoctorArgs {
+    /// Kind and number of ranks, on a machine with `gpus` GPUs.
+    fn choose(&self, gpus: usize) -> (GroupKind, usize) {
+        let kind = match self.group {
+            Some(kind) => kind,
+            None if gpus == 0 => GroupKind::Simulated,
+            None => GroupKind::Local,
+        };
+        let ranks = match kind {
+            GroupKind::Simulated => SIMULATED_RANKS,
+            _ => gpus.max(1),
+        };
+        (kind, self.ranks.unwrap_or(ranks))
+    }
+}
+
+/// Checks the links of a group, and prints what was found. An error if a link is bad.
+pub fn run(args: &DoctorArgs) -> Result<()> {
+    let (kind, ranks) = args.choose(gpus());
+    let open = open(&GroupOptions {
+        kind,
+        ranks,
+        seed: args.seed,
+        args: args.group_args.clone(),
+        files: KernelFiles::default(),
+    })?;
+    let report = open.group.check_links()?;
+    if open.is_first() {
+        match args.json {
+            true => report
+                .links
+                .iter()
+                .for_each(|link| println!("{}", line(link))),
+            false => print!("{report}"),
+        }
+    }
+    open.group.close()?;
+    verdict(&report)
+}
+
+/// A link as JSON.
+fn line(link: &Link) -> Value {
+    json!({
+        "from": link.from.0,
+        "to": link.to.0,
+        "test": format!("{:?}", link.test).to_lowercase(),
+        "bytes": link.bytes,
+        "state": format!("{:?}", link.state).to_lowercase(),
+        "ns": link.time.map(|time| time.as_nanos() as u64),
+    })
+}
+
+fn verdict(report: &LinkReport) -> Result<()> {
+    match report.bad().count() {
+        0 => Ok(()),
+        bad => bail!("{bad} of {} tests of links went wrong", report.links.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ferry::{LinkState, LinkTest, Rank};
+
+    use super::*;
+
+    const LOST: Link = Link {
+        from: Rank(2),
+        to: Rank(0),
+        test: LinkTest::Inline,
+        bytes: 4096,
+        state: LinkState::Lost,
+        time: None,
+    };
+
+    #[test]
+    fn a_link_is_a_line_of_json_and_a_bad_one_an_error() {
+        let well = Link {
+            state: LinkState::Well,
+            time: Some(Duration::from_nanos(1_500)),
+            ..LOST
+        };
+        let [lost, timed] = [LOST, well].map(|link| line(&link).to_string());
+        assert_eq!(
+            lost,
+            r#"{"bytes":4096,"from":2,"ns":null,"state":"lost","test":"inline","to":0}"#
+        );
+        assert!(timed.contains(r#""ns":1500,"state":"well""#), "{timed}");
+        let report = |links| LinkReport {
+            ranks: 3,
+            group: "local",
+            judges_times: true,
+            links,
+        };
+        assert!(verdict(&report(vec![well])).is_ok());
+        let error = verdict(&report(vec![well, LOST])).unwrap_err();
+        assert_eq!(error.to_string(), "1 of 2 tests of links went wrong");
+    }
+}
