@@ -138,6 +138,7 @@ fn class_of(error: &Error) -> Name {
         | Error::NotLocal { .. }
         | Error::FabricAnswer { .. }
         | Error::ShapeMismatch { .. }
+        | Error::Links(_)
         | Error::Node(_) => "GroupError",
         Error::Cuda(_)
         | Error::Driver(_)

@@ -12,6 +12,7 @@ use pyo3::types::PyInt;
 use crate::bootstrap::Bootstrap;
 use crate::errors;
 use crate::interrupt;
+use crate::links::LinkReport;
 use crate::process::Own;
 use crate::scalars;
 
@@ -101,62 +102,66 @@ impl Group {
     }
 
     /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
-    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
-    /// Synchronizes.
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
+    /// makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
     ///
     /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
     /// cannot be a group.
     #[cfg(feature = "cuda")]
     #[staticmethod]
-    #[pyo3(signature = (devices, *, share_gpus=false))]
+    #[pyo3(signature = (devices, *, share_gpus=false, check_links=false))]
     fn local(
         py: Python<'_>,
         #[pyo3(from_py_with = scalars::devices)] devices: Vec<usize>,
         #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+        #[pyo3(from_py_with = scalars::check_links)] check_links: bool,
     ) -> PyResult<Self> {
-        let options = options(share_gpus);
+        let options = options(share_gpus, check_links);
         Self::made(py.detach(|| ferry::Group::local(&devices, &options)))
     }
 
     /// Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
-    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
-    /// Synchronizes.
+    /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
+    /// makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
     ///
     /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
     /// cannot be a group.
     #[cfg(not(feature = "cuda"))]
     #[staticmethod]
-    #[pyo3(signature = (devices, *, share_gpus=false))]
+    #[pyo3(signature = (devices, *, share_gpus=false, check_links=false))]
     fn local(
         #[pyo3(from_py_with = scalars::devices)] devices: Vec<usize>,
         #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+        #[pyo3(from_py_with = scalars::check_links)] check_links: bool,
     ) -> PyResult<Self> {
-        let _ = (devices, share_gpus);
+        let _ = (devices, share_gpus, check_links);
         Err(not_built("cuda"))
     }
 
     /// Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
-    /// this process's CUDA device. Collective. Synchronizes.
+    /// this process's CUDA device. ``check_links`` as for :meth:`local`, alike in all processes. Collective.
+    /// Synchronizes.
     ///
     /// Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
     #[staticmethod]
-    #[pyo3(signature = (bootstrap, device, *, share_gpus=false))]
+    #[pyo3(signature = (bootstrap, device, *, share_gpus=false, check_links=false))]
     fn node(
         py: Python<'_>,
         bootstrap: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = scalars::device)] device: usize,
         #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+        #[pyo3(from_py_with = scalars::check_links)] check_links: bool,
     ) -> PyResult<Self> {
         #[cfg(feature = "cuda")]
         {
             let bootstrap = scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
-            let (bootstrap, options) = (bootstrap.get().take()?, options(share_gpus));
+            let (bootstrap, options) = (bootstrap.get().take()?, options(share_gpus, check_links));
             Self::made(py.detach(|| ferry::Group::node(bootstrap, device, &options)))
         }
         #[cfg(not(feature = "cuda"))]
         {
             scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
-            let _ = (py, device, share_gpus);
+            let _ = (py, device, share_gpus, check_links);
             Err(not_built("cuda"))
         }
     }
@@ -165,19 +170,20 @@ impl Group {
     /// ``library`` is the path of NVSHMEM's. Collective. Synchronizes. Raises as :meth:`node`, and
     /// :class:`ferry_ep.NotBuiltError`.
     #[staticmethod]
-    #[pyo3(signature = (bootstrap, device, *, share_gpus=false, library=None))]
+    #[pyo3(signature = (bootstrap, device, *, share_gpus=false, check_links=false, library=None))]
     fn nvshmem(
         py: Python<'_>,
         bootstrap: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = scalars::device)] device: usize,
         #[pyo3(from_py_with = scalars::share_gpus)] share_gpus: bool,
+        #[pyo3(from_py_with = scalars::check_links)] check_links: bool,
         #[pyo3(from_py_with = scalars::library)] library: Option<PathBuf>,
     ) -> PyResult<Self> {
         #[cfg(feature = "nvshmem")]
         {
             let options = ferry::GroupOptions {
                 nvshmem_library: library,
-                ..options(share_gpus)
+                ..options(share_gpus, check_links)
             };
             let bootstrap = scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
             let bootstrap = bootstrap.get().take()?;
@@ -186,7 +192,7 @@ impl Group {
         #[cfg(not(feature = "nvshmem"))]
         {
             scalars::handle::<Bootstrap>("bootstrap", bootstrap)?;
-            let _ = (py, device, share_gpus, library);
+            let _ = (py, device, share_gpus, check_links, library);
             Err(not_built("nvshmem"))
         }
     }
@@ -215,6 +221,15 @@ impl Group {
         let group = self.open()?;
         group.device(Rank(rank)).map_err(errors::from)?;
         Ok(device_name(&group, Rank(rank)))
+    }
+
+    /// Stores from every rank into the memory of every other one as dispatch does, and returns which links
+    /// between them lose, change or delay what they carry. Call it while the group has no work. Collective.
+    /// Synchronizes. A bad link raises nothing.
+    fn check_links(&self, py: Python<'_>) -> PyResult<LinkReport> {
+        let group = self.open_outside_waits()?;
+        let report = interrupt::detach(py, || group.check_links())?;
+        report.map(LinkReport).map_err(errors::from)
     }
 
     /// Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
@@ -317,9 +332,10 @@ pub(crate) fn device_name(group: &ferry::Group, rank: Rank) -> String {
 }
 
 #[cfg(feature = "cuda")]
-fn options(share_gpus: bool) -> ferry::GroupOptions {
+fn options(share_gpus: bool, check_links: bool) -> ferry::GroupOptions {
     ferry::GroupOptions {
         share_gpus,
+        check_links,
         ..ferry::GroupOptions::default()
     }
 }

@@ -16,6 +16,7 @@ mod group;
 mod handles;
 mod interface;
 mod interrupt;
+mod links;
 mod memory;
 mod messages;
 mod operators;
@@ -49,6 +50,8 @@ mod _ferry {
     use super::fault::Fault;
     #[pymodule_export]
     use super::group::Group;
+    #[pymodule_export]
+    use super::links::LinkReport;
     #[pymodule_export]
     use super::placed::Places;
     #[pymodule_export]

@@ -204,6 +204,7 @@ def of_one(rig: Rig) -> dict:
         "Group.local": (ferry.Group.local, {"devices": [99]}),
         "Group.node": (ferry.Group.node, {"bootstrap": bootstrap, "device": 99}),
         "Group.nvshmem": (ferry.Group.nvshmem, {"bootstrap": bootstrap, "device": 99}),
+        "Group.check_links": (rig.of.group.check_links, {}),
         "Group.device": (rig.of.group.device, {"rank": 0}),
         "Group.close": (rig.of.group.close, {}),
         "Plan.__new__": (ferry.Plan, {"group": rig.of.group, "config": rig.of.config}),
@@ -382,7 +383,7 @@ ALWAYS |= {"DispatchOutput.rows_of", "decode", "from_bf16", "to_bf16"}
 ALWAYS |= {"Bootstrap.all_gather", "Group.simulated", "Fault.__new__"}
 #: Nothing to close a second time, and what no communicator belongs to.
 CLOSED = ALWAYS | {"Communicator.close", "Communicators.close", "Group.close", "Group.device"}
-CLOSED |= {"Plan.__new__", "Bootstrap.gather", "Communicator.__init__", "Communicators.__init__"}
+CLOSED |= {"Group.check_links", "Plan.__new__", "Bootstrap.gather", "Communicator.__init__", "Communicators.__init__"}
 #: Handles of other kinds: none here, and so errors of their own.
 OTHERS = {"Bootstrap.tcp", "Group.simulated_at", "Group.local", "Group.node", "Group.nvshmem"}
 OTHERS |= {"Fault.__new__", "torch_bootstrap", "View.__init__", "ViewArray.__init__"}

@@ -120,3 +120,18 @@ def test_a_rank_that_left_is_named_in_a_sentence():
 
     text = in_threads(run, 2)[0]
     assert text.endswith("the other side closed it, or its process ended"), text
+
+
+def test_links():
+    with ferry.Group.simulated(3, 5) as group:
+        report = group.check_links()
+    assert report.is_well and report.bad == []
+    assert repr(report) == "<ferry_ep.LinkReport, 0 of 18 tests of links went wrong>"
+    pairs = [(source, to) for source in range(3) for to in range(3) if source != to]
+    tests = [("flag", 8), ("inline", 4096), ("rows", 16384)]
+    wanted = [(*pair, *test, "well") for test in tests for pair in pairs]
+    assert [link[:5] for link in report.links] == wanted
+    assert all(seconds > 0 for *_, seconds in report.links)
+    assert "an inline row of 4 KiB, and its answer: µs, median " in str(report)
+    with pytest.raises(ferry.ClosedError):
+        group.check_links()

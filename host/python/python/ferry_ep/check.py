@@ -43,6 +43,15 @@ def _mps() -> str:
     )
 
 
+def _links(gpus: int) -> bool:
+    """Prints what the links between these GPUs carry; between simulated ranks, if there are fewer than two."""
+    group = Group.local(range(gpus)) if gpus > 1 else Group.simulated(4)
+    with group:
+        report = group.check_links()
+    print(report, end="")
+    return report.is_well
+
+
 def owners_of_deep_ep() -> list[str]:
     """Returns name and version of each distribution that installed ``deep_ep``."""
     names = importlib.metadata.packages_distributions().get("deep_ep", [])
@@ -66,6 +75,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=7168, help="default: 7168")
     parser.add_argument("--tokens", type=int, default=128, help="max_tokens_per_rank (default: 128)")
     parser.add_argument("--format", default="bf16", help="format of tokens (default: bf16)")
+    parser.add_argument(
+        "--links",
+        action="store_true",
+        help="check what one GPU stores into the memory of another, and fail if a link is bad",
+    )
     given = parser.parse_args(arguments)
     print(f"ferry_ep {__version__}, features: cuda {has_cuda}, nvshmem {has_nvshmem}")
     config = Config(
@@ -99,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         print("nvshmem group: not in this build")
     print(f"deep_ep: {_deep_ep()}")
+    if given.links and not _links(count):
+        raise SystemExit("links between GPUs are bad")
 
 
 if __name__ == "__main__":

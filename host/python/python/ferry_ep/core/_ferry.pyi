@@ -6,7 +6,18 @@ from typing import Any, final
 
 from .config import Config, TensorLayout
 
-__all__ = ["Bootstrap", "Call", "Communicator", "Fault", "Group", "Places", "Plan", "Reader", "Tensor"]
+__all__ = [
+    "Bootstrap",
+    "Call",
+    "Communicator",
+    "Fault",
+    "Group",
+    "LinkReport",
+    "Places",
+    "Plan",
+    "Reader",
+    "Tensor",
+]
 __all__ += ["CombineInput", "CombineOutput", "DispatchInput", "DispatchOutput"]
 __all__ += ["PreparedCombine", "PreparedDispatch", "__version__", "has_cuda", "has_nvshmem"]
 __all__ += ["capacity_of", "decode_rows", "describe", "dlpack", "element_named", "format_sizes", "layout_of"]
@@ -190,24 +201,32 @@ class Group:
         :class:`ferry_ep.SimulatorError` at once.
         """
     @staticmethod
-    def local(devices: Sequence[int], *, share_gpus: bool = False) -> Group:
+    def local(devices: Sequence[int], *, share_gpus: bool = False, check_links: bool = False) -> Group:
         """Makes a group of one rank per GPU, all driven by this process; rank ``r`` is CUDA device
-        ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. Not collective.
-        Synchronizes.
+        ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
+        makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
 
         Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
         cannot be a group.
         """
     @staticmethod
-    def node(bootstrap: Bootstrap, device: int, *, share_gpus: bool = False) -> Group:
+    def node(
+        bootstrap: Bootstrap, device: int, *, share_gpus: bool = False, check_links: bool = False
+    ) -> Group:
         """Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
-        this process's CUDA device. Collective. Synchronizes.
+        this process's CUDA device. ``check_links`` as for :meth:`local`, alike in all processes. Collective.
+        Synchronizes.
 
         Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
         """
     @staticmethod
     def nvshmem(
-        bootstrap: Bootstrap, device: int, *, share_gpus: bool = False, library: str | None = None
+        bootstrap: Bootstrap,
+        device: int,
+        *,
+        share_gpus: bool = False,
+        check_links: bool = False,
+        library: str | None = None,
     ) -> Group:
         """Makes a group of one process per GPU of several nodes, in a build with the feature ``nvshmem``;
         ``library`` is the path of NVSHMEM's. Collective. Synchronizes. Raises as :meth:`node`, and
@@ -224,6 +243,11 @@ class Group:
         """Ranks that this process drives, ascending."""
     def device(self, rank: int) -> str:
         """Returns the device of a local rank: ``"cuda:0"``, or ``"simulated"``."""
+    def check_links(self) -> LinkReport:
+        """Stores from every rank into the memory of every other one as dispatch does, and returns which links
+        between them lose, change or delay what they carry. Call it while the group has no work. Collective.
+        Synchronizes. A bad link raises nothing.
+        """
     def close(self) -> None:
         """Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
         communicators: nothing was done then.
@@ -235,6 +259,27 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+_Link = tuple[int, int, str, int, str, float | None]
+
+@final
+class LinkReport:
+    """What :meth:`Group.check_links` found. ``str()`` of it has a table for each test, then the bad links and
+    what to look at.
+    """
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no link is bad."""
+    @property
+    def links(self) -> list[_Link]:
+        """Every link in every test: ``(from, to, test, bytes, state, seconds)``. ``test`` is ``"flag"``,
+        ``"inline"`` or ``"rows"``; ``state`` is ``"well"``, ``"lost"``, ``"corrupt"``, ``"slow"`` or ``"not
+        run"``; ``seconds`` is the time until the answer, ``None`` if there was none.
+        """
+    @property
+    def bad(self) -> list[_Link]:
+        """Those of :attr:`links` that are lost, corrupt or slow."""
 
 @final
 class Plan:
