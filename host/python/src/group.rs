@@ -105,8 +105,7 @@ impl Group {
     /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
     /// makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
     ///
-    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
-    /// cannot be a group.
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for unfit devices.
     #[cfg(feature = "cuda")]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false, check_links=false))]
@@ -124,8 +123,7 @@ impl Group {
     /// ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
     /// makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
     ///
-    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
-    /// cannot be a group.
+    /// Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for unfit devices.
     #[cfg(not(feature = "cuda"))]
     #[staticmethod]
     #[pyo3(signature = (devices, *, share_gpus=false, check_links=false))]
@@ -139,8 +137,7 @@ impl Group {
     }
 
     /// Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
-    /// this process's CUDA device. ``check_links`` as for :meth:`local`, alike in all processes. Collective.
-    /// Synchronizes.
+    /// this process's CUDA device. ``check_links`` as in :meth:`local`. Collective. Synchronizes.
     ///
     /// Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
     #[staticmethod]
@@ -223,9 +220,7 @@ impl Group {
         Ok(device_name(&group, Rank(rank)))
     }
 
-    /// Stores from every rank into the memory of every other one as dispatch does, and returns which links
-    /// between them lose, change or delay what they carry. Call it while the group has no work. Collective.
-    /// Synchronizes. A bad link raises nothing.
+    /// Stores over every link between ranks, and says which are bad. Collective. Synchronizes.
     fn check_links(&self, py: Python<'_>) -> PyResult<LinkReport> {
         let group = self.open_outside_waits()?;
         let report = interrupt::detach(py, || group.check_links())?;

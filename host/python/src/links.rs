@@ -1,4 +1,4 @@
-//! What the check of a group's links found.
+//! Reports of the check of a group's links.
 
 use ferry::{Link, LinkState, LinkTest};
 use pyo3::prelude::*;
@@ -6,31 +6,22 @@ use pyo3::prelude::*;
 /// A link: the rank that stores, the other one, test, bytes, state, and seconds if there was an answer.
 type Row = (u32, u32, &'static str, u64, &'static str, Option<f64>);
 
-/// What :meth:`Group.check_links` found. ``str()`` of it has a table for each test, then the bad links and
-/// what to look at.
+/// Result of :meth:`Group.check_links`. ``str()`` has tables, the bad links, and what to look at.
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct LinkReport(pub(crate) ferry::LinkReport);
 
 #[pymethods]
 impl LinkReport {
-    /// Whether no link is bad.
+    /// Whether all links are well, or not tested.
     #[getter]
     fn is_well(&self) -> bool {
         self.0.is_well()
     }
 
-    /// Every link in every test: ``(from, to, test, bytes, state, seconds)``. ``test`` is ``"flag"``,
-    /// ``"inline"`` or ``"rows"``; ``state`` is ``"well"``, ``"lost"``, ``"corrupt"``, ``"slow"`` or ``"not
-    /// run"``; ``seconds`` is the time until the answer, ``None`` if there was none.
+    /// Each link in each test: ``(from, to, test, bytes, state, seconds or None)``.
     #[getter]
     fn links(&self) -> Vec<Row> {
         self.0.links.iter().map(row).collect()
-    }
-
-    /// Those of :attr:`links` that are lost, corrupt or slow.
-    #[getter]
-    fn bad(&self) -> Vec<Row> {
-        self.0.bad().map(row).collect()
     }
 
     fn __str__(&self) -> String {

@@ -24,9 +24,9 @@ macro_rules! arguments {
 }
 
 arguments!(
-    address bytes capacity check_links combined data_type deadline device devices expert_rows gpu_ranks id_type key
-    library lost max_sms path patience rank ranks received_weights seed shape share_gpus stall_one_in stream
-    strides timeout tokens topk_ids topk_weights warps weights words x
+    address bytes capacity check_links combined data_type deadline device devices expert_rows gpu_ranks
+    id_type key library lost max_sms path patience rank ranks received_weights seed shape share_gpus
+    stall_one_in stream strides timeout tokens topk_ids topk_weights warps weights words x
 );
 
 /// The error of an argument that is not what it should be.

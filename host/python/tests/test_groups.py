@@ -125,7 +125,7 @@ def test_a_rank_that_left_is_named_in_a_sentence():
 def test_links():
     with ferry.Group.simulated(3, 5) as group:
         report = group.check_links()
-    assert report.is_well and report.bad == []
+    assert report.is_well
     assert repr(report) == "<ferry_ep.LinkReport, 0 of 18 tests of links went wrong>"
     pairs = [(source, to) for source in range(3) for to in range(3) if source != to]
     tests = [("flag", 8), ("inline", 4096), ("rows", 16384)]

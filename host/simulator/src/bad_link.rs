@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::addresses::rank_of;
-use crate::store_buffer::Write;
+use crate::write::Write;
 
 /// Simulated time between two writes that arrive over a slow link: many times what a pair of ranks takes to
 /// exchange flags.
@@ -17,11 +17,11 @@ pub struct BadLink {
     pub from: u32,
     /// The rank to whose memory it writes.
     pub to: u32,
-    /// What goes wrong.
+    /// Its fault.
     pub kind: BadLinkKind,
 }
 
-/// What goes wrong on a [`BadLink`].
+/// Fault of a [`BadLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadLinkKind {
     /// No write arrives.
@@ -33,7 +33,7 @@ pub enum BadLinkKind {
     Slow,
 }
 
-/// What becomes of a write.
+/// Fate of a write.
 pub enum Fate {
     /// It arrives, as it is now.
     Arrives(Write),

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use ferry_layout::Counter;
 use ferry_protocol::{BLOCK_MEMORY_BYTES, BlockCounter, LANES};
 
-use crate::store_buffer::{StoreBuffer, Write};
+use crate::store_buffer::StoreBuffer;
+use crate::write::Write;
 
 /// State shared by the warps of a block.
 #[derive(Default)]

@@ -54,6 +54,7 @@ mod socket;
 mod stacks;
 mod store_buffer;
 mod warp;
+mod write;
 
 pub use args::Args;
 pub use bad_link::{BadLink, BadLinkKind};

@@ -12,7 +12,7 @@ use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
 use crate::network::{Delivered, Network};
 use crate::racing::Racing;
-use crate::store_buffer::{Polled, Write};
+use crate::write::{Polled, Write};
 
 /// State shared by the fibres and the scheduler.
 pub struct Shared {

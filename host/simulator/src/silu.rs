@@ -5,8 +5,8 @@ use ferry_layout::{
 };
 
 use crate::encode::encode;
-use crate::store_buffer::Polled;
 use crate::warp::Warp;
+use crate::write::Polled;
 
 /// Arithmetic on a CPU with the same bits as on a GPU.
 #[derive(Clone, Copy, Debug)]

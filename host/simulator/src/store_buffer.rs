@@ -4,32 +4,13 @@ use rand::Rng;
 
 use crate::addresses::rank_of;
 use crate::shared::Shared;
+use crate::write::Write;
 
 /// Maximum number of writes in a store buffer; a full one drains.
 const BUFFERED: usize = 48;
 
-/// A write that is not visible yet.
-pub struct Write {
-    pub address: u64,
-    pub bytes: Vec<u8>,
-    pub polled: Polled,
-    /// Number of barriers that all warps of the block had passed when it was written.
-    pub barriers: u16,
-}
-
 /// More barriers than a block passes, to select all writes.
 pub const EVER: u16 = u16::MAX;
-
-/// Whether the rank of an address may be polling it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Polled {
-    /// Not polled.
-    No,
-    /// Polled as a signal.
-    Signal,
-    /// Polled as words of an inline row.
-    Inline,
-}
 
 /// Writes of a warp that are not visible to others yet.
 pub struct StoreBuffer {

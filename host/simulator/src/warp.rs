@@ -22,7 +22,8 @@ use ferry_protocol::{Counters, Deadline, Signals, TokenPart};
 use crate::args::Args;
 use crate::block::Block;
 use crate::shared::Shared;
-use crate::store_buffer::{Polled, StoreBuffer};
+use crate::store_buffer::StoreBuffer;
+use crate::write::Polled;
 
 /// Number of looks at the same version after which a warp is idle. The first ones may be at values read long
 /// before, for as many waits in a row.

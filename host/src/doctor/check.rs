@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_millis(500);
 const SLOT: Duration = Duration::from_millis(20);
 /// [`SLOT`] for each rank on a GPU that ranks share, where they may take turns of milliseconds.
 const SHARED_SLOT: Duration = Duration::from_millis(200);
-/// How much a check does.
+/// Extent of a check.
 #[derive(Clone, Copy)]
 struct Effort {
     /// Rows of 4 KiB.
@@ -39,7 +39,7 @@ struct Effort {
 }
 
 impl Effort {
-    /// Of a group, in whose simulator each word takes a while.
+    /// Returns that for a group: in the simulator each word takes a while.
     fn of(group: &Group) -> Self {
         match group.name() {
             "simulated" => Self {
@@ -173,7 +173,7 @@ impl<'a> Check<'a> {
         Ok(found)
     }
 
-    /// What all ranks found, from what those of this process did. Collective.
+    /// Returns what all ranks found, from what those of this process did. Collective.
     fn gather(&self, own: Cells) -> Result<Cells, Error> {
         let (fabric, ranks) = (&self.group.fabric, self.group.ranks());
         if self.ranks.len() == ranks as usize {

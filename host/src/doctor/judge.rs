@@ -12,12 +12,12 @@ const SLOW_TIMES: u32 = 10;
 /// Longest time that fits beside the outcomes in a word: half a year.
 const MOST_NS: u64 = u64::MAX >> 10;
 
-/// What a rank found with a peer.
+/// Findings of a rank with a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     /// Answers to what it sent.
     sent: LinkOutcome,
-    /// What the peer sent.
+    /// Outcome of what the peer sent.
     received: LinkOutcome,
     /// Nanoseconds until all answers had come; 0 if one did not.
     ns: u64,
@@ -30,7 +30,7 @@ impl Cell {
         ns: 0,
     };
 
-    /// What the warps of a rank found together, from the record of each row.
+    /// Returns what the warps of a rank found together, from the record of each row.
     pub(super) fn of(records: &[LinkRecord]) -> Self {
         let worst = |outcome: fn(&LinkRecord) -> u32| {
             let outcomes = records.iter().map(outcome);
@@ -82,7 +82,7 @@ impl Cell {
     }
 }
 
-/// What each rank found with each peer in a test.
+/// Findings of each rank with each peer in a test.
 pub(super) struct Cells {
     ranks: u32,
     cells: Vec<Cell>,
@@ -95,7 +95,7 @@ impl Cells {
         Self { ranks, cells }
     }
 
-    /// For each rank a bit for each other one.
+    /// Bits of each rank, one for each other one.
     pub(super) fn all_peers(ranks: u32) -> Vec<u64> {
         let all = u64::MAX >> (u64::BITS - ranks);
         (0..ranks).map(|rank| all & !(1 << rank)).collect()

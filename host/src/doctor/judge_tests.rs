@@ -1,3 +1,5 @@
+//! Cells by hand, and the links that follow from them.
+
 use super::*;
 use LinkOutcome::{Missing, NotRun, Well, Wrong};
 

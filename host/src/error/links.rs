@@ -37,11 +37,11 @@ pub struct Link {
     pub from: Rank,
     /// The rank to whose memory it stores.
     pub to: Rank,
-    /// What it stores.
+    /// Kind of what it stores.
     pub test: LinkTest,
     /// Bytes of that.
     pub bytes: u64,
-    /// What came of it.
+    /// Outcome.
     pub state: LinkState,
     /// Shortest time from the first store until [`from`](Self::from) saw the answer, a flag of 8 bytes from
     /// [`to`](Self::to), on the clock of its GPU; `None` if there was none.
@@ -56,7 +56,7 @@ impl Link {
     }
 }
 
-/// What [`Group::check_links`](crate::Group::check_links) found: every ordered pair of ranks in every test.
+/// Result of [`Group::check_links`](crate::Group::check_links): every ordered pair of ranks in every test.
 /// Its [`Display`](std::fmt::Display) is a table for each test, then the bad links and what to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkReport {

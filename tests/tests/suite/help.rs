@@ -24,7 +24,7 @@ fn every_subcommand_has_its_longer_text() {
     let tests = env!("CARGO_BIN_EXE_ferry-tests");
     let list = help(tests, &[]);
     let names = subcommands(&list);
-    assert_eq!(names.len(), 11, "{names:?}");
+    assert_eq!(names.len(), 12, "{names:?}");
     for name in names {
         let text = help(tests, &[name]);
         let (about, _) = text.split_once("\nUsage:").unwrap();

@@ -108,11 +108,11 @@ impl Arguments for LinksArgs {
 pub enum LinkOutcome {
     /// The pair was left out.
     NotRun,
-    /// What was awaited has come.
+    /// The awaited has come.
     Well,
     /// It has not come.
     Missing,
-    /// Something else has come.
+    /// Something else has come in its place.
     Wrong,
 }
 
@@ -129,14 +129,14 @@ impl LinkOutcome {
     }
 }
 
-/// What a warp found with a peer, for a row: the words of that peer's token in
+/// Record of a warp with a peer, for a row: the words of that peer's token in
 /// [`Table::RowMap`], of a plan with a top-k of [`WORDS`](Self::WORDS).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct LinkRecord {
     /// [`LinkOutcome`] of the answers to what this rank sent.
     pub sent: u32,
-    /// [`LinkOutcome`] of what the peer sent.
+    /// [`LinkOutcome`] of the peer's rows or flags.
     pub received: u32,
     /// Time at which this rank began to send, on the GPU's clock, in nanoseconds.
     pub begun: u64,

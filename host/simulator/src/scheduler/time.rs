@@ -112,7 +112,8 @@ mod tests {
     use crate::lent::Lent;
     use crate::memory::Memory;
     use crate::shared::Shared;
-    use crate::store_buffer::{Polled, StoreBuffer, Write};
+    use crate::store_buffer::StoreBuffer;
+    use crate::write::{Polled, Write};
 
     const DEADLINE_NS: u64 = 1_000_000;
 

@@ -8,7 +8,7 @@ use crate::addresses::RANK_SHIFT;
 use crate::args::Args;
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
-use crate::store_buffer::{Polled, Write};
+use crate::write::{Polled, Write};
 
 /// Most bytes of a row that become visible at once.
 const MAX_BYTES: usize = 1024;

@@ -11,7 +11,7 @@ use ferry_protocol::{ByteRange, Finish, Finishing, LANES, Row, Tiles};
 use super::Warp;
 use super::tiles::{Address, Vector};
 use crate::memory::Outside;
-use crate::store_buffer::Polled;
+use crate::write::Polled;
 
 type Sums = <Warp<'static> as Tiles>::Sums;
 

@@ -16,7 +16,7 @@ use ferry_protocol::{
 use super::Warp;
 use super::tiles::Vector;
 use crate::args::Args;
-use crate::store_buffer::Polled;
+use crate::write::Polled;
 
 /// Vectors of a lane in a copied tile, as on a GPU.
 const COPY_DEPTH: usize = 7;

@@ -5,7 +5,7 @@ use ferry_protocol::{PUTS_AT_ONCE, Put, Puts};
 
 use super::Warp;
 use crate::network::Sent;
-use crate::store_buffer::Polled;
+use crate::write::Polled;
 
 impl Puts for Warp<'_> {
     fn has_room(&self) -> bool {

@@ -5,7 +5,7 @@ use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
 use crate::args::Args;
-use crate::store_buffer::Polled;
+use crate::write::Polled;
 
 /// Words of a lane's vector.
 const WORDS: usize = 4;

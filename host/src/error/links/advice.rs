@@ -85,7 +85,7 @@ pub(super) fn write_bad(report: &LinkReport, f: &mut fmt::Formatter<'_>) -> fmt:
         f.write_str(
             "\nStores of one GPU do not reach another one as they should, though the driver says that \
              they can. Look at\n\
-             \x20 the IOMMU, which on bare metal has to be off or in pass-through: iommu=pt in /proc/cmdline\n\
+             \x20 the IOMMU, which on bare metal is off or in pass-through: iommu=pt in /proc/cmdline\n\
              \x20 ACS of PCIe bridges, which sends stores the wrong way: ACSCtl in sudo lspci -vvv\n\
              \x20 what lies between the GPUs: nvidia-smi topo -m, nvidia-smi topo -p2p w\n\
              \x20 containers of one job, which need one IPC and one PID namespace: --ipc=host --pid=host\n\

@@ -30,6 +30,7 @@ has_nvshmem: bool
 """Whether this build has NVSHMEM groups."""
 
 _Ranks = Sequence[Communicator]
+_Numbers = Sequence[int]
 _Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
 #: Tensors of another library.
@@ -206,16 +207,14 @@ class Group:
         ``devices[r]``. ``share_gpus`` lets a device be listed twice, to develop and test. ``check_links``
         makes :meth:`check_links`, and refuses a group with a bad link. Not collective. Synchronizes.
 
-        Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for devices that
-        cannot be a group.
+        Raises :class:`ferry_ep.DeviceError` without a driver, :class:`ferry_ep.GroupError` for unfit devices.
         """
     @staticmethod
     def node(
         bootstrap: Bootstrap, device: int, *, share_gpus: bool = False, check_links: bool = False
     ) -> Group:
         """Makes a group of one process per GPU of one node, which needs nothing but the driver. ``device`` is
-        this process's CUDA device. ``check_links`` as for :meth:`local`, alike in all processes. Collective.
-        Synchronizes.
+        this process's CUDA device. ``check_links`` as in :meth:`local`. Collective. Synchronizes.
 
         Raises as :meth:`local`, and :class:`ferry_ep.BootstrapError`, :class:`ferry_ep.PeerFailed`.
         """
@@ -244,10 +243,7 @@ class Group:
     def device(self, rank: int) -> str:
         """Returns the device of a local rank: ``"cuda:0"``, or ``"simulated"``."""
     def check_links(self) -> LinkReport:
-        """Stores from every rank into the memory of every other one as dispatch does, and returns which links
-        between them lose, change or delay what they carry. Call it while the group has no work. Collective.
-        Synchronizes. A bad link raises nothing.
-        """
+        """Stores over every link between ranks, and says which are bad. Collective. Synchronizes."""
     def close(self) -> None:
         """Leaves the group. Collective. Synchronizes. Raises :class:`ferry_ep.InUseError` while it has open
         communicators: nothing was done then.
@@ -260,26 +256,16 @@ class Group:
         traceback: TracebackType | None,
     ) -> None: ...
 
-_Link = tuple[int, int, str, int, str, float | None]
-
 @final
 class LinkReport:
-    """What :meth:`Group.check_links` found. ``str()`` of it has a table for each test, then the bad links and
-    what to look at.
-    """
+    """Result of :meth:`Group.check_links`. ``str()`` has tables, the bad links, and what to look at."""
 
     @property
     def is_well(self) -> bool:
-        """Whether no link is bad."""
+        """Whether all links are well, or not tested."""
     @property
-    def links(self) -> list[_Link]:
-        """Every link in every test: ``(from, to, test, bytes, state, seconds)``. ``test`` is ``"flag"``,
-        ``"inline"`` or ``"rows"``; ``state`` is ``"well"``, ``"lost"``, ``"corrupt"``, ``"slow"`` or ``"not
-        run"``; ``seconds`` is the time until the answer, ``None`` if there was none.
-        """
-    @property
-    def bad(self) -> list[_Link]:
-        """Those of :attr:`links` that are lost, corrupt or slow."""
+    def links(self) -> list[tuple[int, int, str, int, str, float | None]]:
+        """Each link in each test: ``(from, to, test, bytes, state, seconds or None)``."""
 
 @final
 class Plan:
@@ -501,12 +487,7 @@ def require_storage(name: str, value: Any) -> None: ...
 def require_plain(name: str, value: Any) -> None: ...
 def require_numpy_memory(name: str, value: Any) -> None: ...
 def dlpack(
-    address: int,
-    device: _Pair,
-    element: _Pair,
-    shape: Sequence[int],
-    strides: Sequence[int] | None,
-    owner: object,
+    address: int, device: _Pair, element: _Pair, shape: _Numbers, strides: _Numbers | None, owner: object
 ) -> object: ...
 def decode_rows(
     plan: Plan,
