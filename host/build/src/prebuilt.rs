@@ -94,10 +94,9 @@ fn check(text: &str, package: Package, variant: Variant) -> Result<(), PrebuiltP
 /// The kernels that a package's PTX has.
 fn kernels(package: Package) -> impl Iterator<Item = Kernel> {
     Kernel::ALL.into_iter().filter(move |kernel| match package {
-        Package::Options | Package::NodeOptions => !matches!(
-            kernel,
-            Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts
-        ),
+        Package::Options | Package::NodeOptions => {
+            !kernel.has_no_options() && !matches!(kernel, Kernel::GiveUp | Kernel::DispatchCounts)
+        }
         Package::Rows | Package::NodeRows => !kernel.has_no_options() && !kernel.needs_options(),
         _ => !kernel.needs_options(),
     })

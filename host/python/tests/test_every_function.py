@@ -383,7 +383,13 @@ ALWAYS |= {"DispatchOutput.rows_of", "decode", "from_bf16", "to_bf16"}
 ALWAYS |= {"Bootstrap.all_gather", "Group.simulated", "Fault.__new__"}
 #: Nothing to close a second time, and what no communicator belongs to.
 CLOSED = ALWAYS | {"Communicator.close", "Communicators.close", "Group.close", "Group.device"}
-CLOSED |= {"Group.check_links", "Plan.__new__", "Bootstrap.gather", "Communicator.__init__", "Communicators.__init__"}
+CLOSED |= {
+    "Group.check_links",
+    "Plan.__new__",
+    "Bootstrap.gather",
+    "Communicator.__init__",
+    "Communicators.__init__",
+}
 #: Handles of other kinds: none here, and so errors of their own.
 OTHERS = {"Bootstrap.tcp", "Group.simulated_at", "Group.local", "Group.node", "Group.nvshmem"}
 OTHERS |= {"Fault.__new__", "torch_bootstrap", "View.__init__", "ViewArray.__init__"}

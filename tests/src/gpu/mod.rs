@@ -19,7 +19,8 @@ mod faults;
 mod held;
 mod invalid;
 pub mod killed;
-pub mod local;
+pub mod links;
+mod local;
 #[cfg(feature = "cudarc")]
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]
@@ -236,6 +237,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
 }
 
 fn run_all(suite: &mut Suite<'_>) -> Result<()> {
+    links::run(suite)?;
     cases::run(suite)?;
     rounds::run(suite)?;
     counted::run(suite)?;

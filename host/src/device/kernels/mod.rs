@@ -357,10 +357,10 @@ impl KernelSet {
     pub(crate) fn kernels(self) -> impl Iterator<Item = Kernel> {
         let has = move |kernel: &Kernel| match self {
             Self::Plain => !kernel.needs_options(),
-            Self::WithOptions => !matches!(
-                kernel,
-                Kernel::FusedSilu | Kernel::GiveUp | Kernel::DispatchCounts | Kernel::Links
-            ),
+            Self::WithOptions => {
+                !kernel.has_no_options()
+                    && !matches!(kernel, Kernel::GiveUp | Kernel::DispatchCounts)
+            }
             Self::Rows => !kernel.has_no_options() && !kernel.needs_options(),
         };
         Kernel::ALL.into_iter().filter(has)
