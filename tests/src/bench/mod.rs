@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     match &args.against {
         Some(other) => {
             anyhow::ensure!(
-                args.group == options::GroupChoice::Local,
+                args.group == crate::group::GroupKind::Local,
                 "--against: one process starts all runs, of ranks of one process each (--group local)"
             );
             against::run(other, args.turns, args.json.as_deref())

@@ -7,7 +7,7 @@ use ferry::LinkTest;
 
 use super::{Outcome, Suite};
 
-pub fn run(suite: &mut Suite<'_>) -> Result<()> {
+pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("links between ranks carry what is stored", links)
 }
 

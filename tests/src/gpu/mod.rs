@@ -19,8 +19,8 @@ mod faults;
 mod held;
 mod invalid;
 pub mod killed;
-pub mod links;
-mod local;
+mod links;
+pub mod local;
 #[cfg(feature = "cudarc")]
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]

@@ -6,18 +6,8 @@ from typing import Any, final
 
 from .config import Config, TensorLayout
 
-__all__ = [
-    "Bootstrap",
-    "Call",
-    "Communicator",
-    "Fault",
-    "Group",
-    "LinkReport",
-    "Places",
-    "Plan",
-    "Reader",
-    "Tensor",
-]
+__all__ = ["Bootstrap", "Call", "Communicator", "Fault", "Group", "LinkReport", "Places", "Plan"]
+__all__ += ["Reader", "Tensor"]
 __all__ += ["CombineInput", "CombineOutput", "DispatchInput", "DispatchOutput"]
 __all__ += ["PreparedCombine", "PreparedDispatch", "__version__", "has_cuda", "has_nvshmem"]
 __all__ += ["capacity_of", "decode_rows", "describe", "dlpack", "element_named", "format_sizes", "layout_of"]
