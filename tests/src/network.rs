@@ -6,6 +6,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -319,9 +320,17 @@ pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Result<Self> {
-        let folder = env::temp_dir().join(format!("ferry-network-{}", std::process::id()));
-        fs::create_dir(&folder).with_context(|| format!("making {}", folder.display()))?;
-        Ok(Self(folder))
+        // A process of this number may have ended without removing its folder.
+        for number in 0.. {
+            let name = format!("ferry-network-{}-{number}", std::process::id());
+            let folder = env::temp_dir().join(name);
+            match fs::create_dir(&folder) {
+                Ok(()) => return Ok(Self(folder)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).context(format!("making {}", folder.display())),
+            }
+        }
+        unreachable!("some number is free")
     }
 }
 

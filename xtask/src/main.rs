@@ -96,7 +96,7 @@ enum Task {
         /// Run the tests on this many GPUs, in one process and under mpirun
         #[arg(long, value_name = "N")]
         gpus: Option<u32>,
-        /// Arguments of `ferry-tests all`: --ranks R, --only SUITE, --list, --sanitize; its --help says more
+        /// Arguments of `ferry-tests all`, after --gpus N: --ranks R, --only SUITE, --list, --sanitize
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "gpus")]
         arguments: Vec<String>,
     },

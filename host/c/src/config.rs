@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferry::layout::OutputElement;
-use ferry::{CombineMode, Config, Error, Receive, ReceiveFields, ReceiveLayout, TokenFormat};
+use ferry::{CombineMode, Config, ReceiveFields, ReceiveLayout, TokenFormat};
 
 use crate::status::Failure;
 use crate::structs::{flag, sized};
@@ -140,8 +140,8 @@ pub struct ferry_config {
 sized!(ferry_config, 88);
 
 impl ferry_config {
-    /// Converts to the library's configuration.
-    pub(crate) fn get(&self) -> Result<Config, Failure> {
+    /// Converts to the library's configuration, whose layout is apart.
+    pub(crate) fn get(&self) -> Result<(Config, ReceiveFields), Failure> {
         // `Plan::new` refuses numbers that are out of range, and names the range.
         let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let some = |value: u64| (value != 0).then(|| number(value));
@@ -151,7 +151,7 @@ impl ferry_config {
             number(self.hidden),
             number(self.max_tokens_per_rank),
         );
-        Ok(Config {
+        let config = Config {
             p2p_world_size: some(self.p2p_world_size),
             format: format("config->format", self.format)?,
             combine: combine_mode(self.combine)?,
@@ -165,13 +165,13 @@ impl ferry_config {
             skip_a2a: flag("config->skip_a2a", self.skip_a2a)?,
             specialise: flag("config->specialise", self.specialise)?,
             options: flag("config->options", self.options)?,
-            receive: self.receive()?,
             ..sizes
-        })
+        };
+        Ok((config, self.receive()?))
     }
 
-    fn receive(&self) -> Result<Receive, Failure> {
-        let fields = ReceiveFields {
+    fn receive(&self) -> Result<ReceiveFields, Failure> {
+        Ok(ReceiveFields {
             layout: receive_layout(self.receive)?,
             transposed_scales: flag("config->transposed_scales", self.transposed_scales)?,
             clear_absent: flag("config->clear_absent", self.clear_absent)?,
@@ -180,8 +180,7 @@ impl ferry_config {
             clear_padding: flag("config->clear_padding", self.clear_padding)?,
             row_sources: flag("config->row_sources", self.row_sources)?,
             m_indices: flag("config->m_indices", self.m_indices)?,
-        };
-        Ok(Receive::try_from(fields).map_err(Error::from)?)
+        })
     }
 }
 

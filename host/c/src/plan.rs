@@ -120,7 +120,8 @@ pub unsafe extern "C" fn ferry_plan_new(
         let group = unsafe { get(group, "group")? };
         // SAFETY: the rule of pointers.
         let config = unsafe { read(config, "config")? };
-        let made = Plan::new(group, config.get()?)?;
+        let (config, receive) = config.get()?;
+        let made = Plan::with_fields(group, config, receive)?;
         // SAFETY: `require_place` checked `plan`.
         unsafe { put(plan, made) };
         Ok(())

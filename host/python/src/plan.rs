@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ferry::{
-    Capacity, CombineMode, Config, Error, Rank, Receive, ReceiveFields, ReceiveLayout,
-    ReceivedRows, TensorLayout, TokenFormat,
+    Capacity, CombineMode, Config, Error, Rank, ReceiveFields, ReceiveLayout, ReceivedRows,
+    TensorLayout, TokenFormat,
 };
 use half::bf16;
 use pyo3::conversion::FromPyObjectOwned;
@@ -333,9 +333,9 @@ impl Reader<'_, '_> {
         Ok(seconds.unwrap_or(Duration::from_secs(1)))
     }
 
-    /// The layout of received rows, with the fields that it takes; without them if it takes others.
-    fn receive(&mut self) -> PyResult<Receive> {
-        let fields = ReceiveFields {
+    /// The layout of received rows, and the fields of all layouts.
+    fn receive(&mut self) -> PyResult<ReceiveFields> {
+        Ok(ReceiveFields {
             layout: self.word("receive", ReceiveLayout::ByExpert)?,
             transposed_scales: self.flag("transposed_scales")?,
             clear_absent: self.flag("clear_absent")?,
@@ -346,12 +346,7 @@ impl Reader<'_, '_> {
             clear_padding: self.flag("clear_padding")?,
             row_sources: self.flag("row_sources")?,
             m_indices: self.flag("m_indices")?,
-        };
-        Ok(Receive::try_from(fields).unwrap_or_else(|refused| {
-            self.broken
-                .extend(refused.problems.iter().map(errors::problem));
-            Receive::of(fields.layout)
-        }))
+        })
     }
 
     fn note(&mut self, field: &'static str, rule: &str) -> PyResult<()> {
@@ -387,14 +382,15 @@ fn checked(group: &Group, given: &Bound<'_, PyAny>) -> PyResult<ferry::Plan> {
         skip_a2a: reader.flag("skip_a2a")?,
         specialise: reader.flag("specialise")?,
         options: reader.flag("options")?,
-        receive,
         ..sizes
     };
     let mut broken = reader.broken;
     if broken.is_empty() {
-        return ferry::Plan::new(&group.open()?, config).map_err(errors::from);
+        return ferry::Plan::with_fields(&group.open()?, config, receive).map_err(errors::from);
     }
-    if has_sizes && let Err(Error::Plan(error)) = ferry::Plan::new(&group.open()?, config) {
+    if has_sizes
+        && let Err(Error::Plan(error)) = ferry::Plan::with_fields(&group.open()?, config, receive)
+    {
         broken.extend(error.problems.iter().map(errors::problem));
     }
     Err(errors::plan(broken))

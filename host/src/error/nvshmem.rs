@@ -76,9 +76,9 @@ pub enum NvshmemError {
     },
     /// A NIC whose writes may pass each other, by the variables that NVSHMEM reads.
     #[error(
-        "NVSHMEM_IB_ENABLE_RELAXED_ORDERING is {}, so that a NIC's writes may pass each other on PCIe and a \
-         row be read before it is there; set NVSHMEM_IB_ENABLE_RELAXED_ORDERING=0 for all ranks before the \
-         group is made",
+        "NVSHMEM_IB_ENABLE_RELAXED_ORDERING is {}; unless it is 0, a NIC's writes may pass each other on \
+         PCIe and a row be read before it is there: set NVSHMEM_IB_ENABLE_RELAXED_ORDERING=0 for all ranks \
+         before the group is made",
         value.as_deref().map_or_else(|| "unset (1 to NVSHMEM)".into(), |value| format!("{value:?}"))
     )]
     RelaxedOrdering {

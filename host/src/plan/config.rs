@@ -54,6 +54,10 @@ use crate::plan::receive::Receive;
 /// [`ReceiveFields`](crate::ReceiveFields), and refused with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(try_from = "file::Fields", into = "file::Fields")
+)]
 pub struct Config {
     /// Experts of the whole group, 1 to 65,535, divisible by the ranks. Rank `r` holds the experts from
     /// `r * experts / ranks` on.
@@ -69,16 +73,12 @@ pub struct Config {
     pub max_tokens_per_rank: usize,
     /// Ranks of one node, which write each other's memory directly; divides the ranks. `None`:
     /// all ranks are on one node. A number below the real one sends more through NVSHMEM.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub p2p_world_size: Option<usize>,
     /// Format in which dispatch encodes tokens. Combine is BF16 in any case.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub format: TokenFormat,
     /// Way in which expert outputs return, see [`CombineOutput::Summed`](crate::CombineOutput::Summed).
-    #[cfg_attr(feature = "serde", serde(default))]
     pub combine: CombineMode,
     /// Layout of the rows that dispatch leaves on the experts' rank, with what only that layout has.
-    #[cfg_attr(feature = "serde", serde(flatten))]
     pub receive: Receive,
     /// Whether every token also goes to a shared expert, of which each rank has a copy. Then this rank's own
     /// tokens are the first group of dispatch's outputs, in the same format, and the experts' groups follow
@@ -88,7 +88,6 @@ pub struct Config {
     /// to BF16. The epilogue follows, then one conversion to the elements of `combined`. With
     /// `skip_a2a` the ranks divide the tokens ([`Plan::shared_tokens`](crate::Plan::shared_tokens)): a token
     /// has its row on one of them, and in exact mode only that rank rounds its part before.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub shared_expert: bool,
     /// Longest time that a kernel waits, for everything together, from its start, unless
     /// [`Communicator::set_deadline`](crate::Communicator::set_deadline) sets that of a call. A
@@ -96,10 +95,8 @@ pub struct Config {
     /// deadline of this rank's own last combine (if it was split, of its wait), if that comes first; once
     /// that has passed, not at all. After the deadline the kernel returns, and
     /// [`Communicator::check`](crate::Communicator::check) says what it waited for.
-    #[cfg_attr(feature = "serde", serde(default = "deadline"))]
     pub deadline: Duration,
     /// Whether kernels look for experts that a token lists twice.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub debug_checks: bool,
     /// Most streaming multiprocessors that a kernel occupies; `None` for all of the device.
     ///
@@ -108,7 +105,6 @@ pub struct Config {
     /// [`Communicator`](crate::Communicator#what-waits-on-a-gpu-at-one-time). In the stream of a green
     /// context (CUDA 12.4), at most as many as that has. If ranks share a GPU, no kernel occupies more
     /// than its [part](crate::device::GpuRanks::limit) of it, whatever this says.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub max_sms: Option<u32>,
     /// Whether every rank brings the same tokens, so that nothing has to travel. Each rank's dispatch keeps
     /// the assignments of its own experts, and its combine sums only those: zeros for a token that names
@@ -119,7 +115,6 @@ pub struct Config {
     /// which every block counts in its shared memory. Whether the tokens are the same is not checked. A bias
     /// or residual of [`CombineSteps`](crate::CombineSteps) counts once for each rank that adds it: pass
     /// them on one rank.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub skip_a2a: bool,
     /// Whether the kernels are compiled for this very shape when the communicator is made: this takes a few
     /// seconds for a shape's first one on a machine (the driver keeps the result), and makes calls faster,
@@ -127,14 +122,12 @@ pub struct Config {
     /// no code for many tokens: a reason to give decoding a plan of its own. Such kernels stay loaded as long
     /// as the process. Without effect in the simulator, with
     /// [`combine_weights`](crate::KeptRows::combine_weights), and if ranks are on several nodes.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub specialise: bool,
     /// Whether the kernels with options are loaded, too, when the communicator is made (a second module,
     /// compiled by the driver, which keeps the result). Calls with an option need them, and are refused
     /// without. A [shared expert](Self::shared_expert), [`skip_a2a`](Self::skip_a2a), and whatever
     /// [`ByExpert`](crate::ByExpert) has beyond its defaults imply it. Without effect in other
     /// [layouts](Self::receive) than by expert, whose kernels take options.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub options: bool,
 }
 
@@ -171,6 +164,133 @@ impl Config {
             skip_a2a: false,
             specialise: false,
             options: false,
+        }
+    }
+}
+
+/// The configuration in files: one level, with the fields of all layouts.
+#[cfg(feature = "serde")]
+mod file {
+    use std::time::Duration;
+
+    use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
+
+    use super::{Config, deadline};
+    use crate::error::PlanError;
+    use crate::plan::receive::ReceiveFields;
+
+    const fn no_alignment() -> usize {
+        1
+    }
+
+    #[derive(serde::Serialize, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(super) struct Fields {
+        experts: usize,
+        top_k: usize,
+        hidden: usize,
+        max_tokens_per_rank: usize,
+        #[serde(default)]
+        p2p_world_size: Option<usize>,
+        #[serde(default)]
+        format: TokenFormat,
+        #[serde(default)]
+        combine: CombineMode,
+        #[serde(default)]
+        receive: ReceiveLayout,
+        #[serde(default)]
+        transposed_scales: bool,
+        #[serde(default)]
+        clear_absent: bool,
+        #[serde(default)]
+        combine_weights: bool,
+        #[serde(default)]
+        shared_expert: bool,
+        #[serde(default = "deadline")]
+        deadline: Duration,
+        #[serde(default)]
+        debug_checks: bool,
+        #[serde(default)]
+        max_sms: Option<u32>,
+        #[serde(default)]
+        skip_a2a: bool,
+        #[serde(default)]
+        specialise: bool,
+        #[serde(default)]
+        options: bool,
+        #[serde(default = "no_alignment")]
+        expert_alignment: usize,
+        #[serde(default)]
+        clear_padding: bool,
+        #[serde(default)]
+        row_sources: bool,
+        #[serde(default)]
+        m_indices: bool,
+    }
+
+    impl TryFrom<Fields> for Config {
+        type Error = PlanError;
+
+        fn try_from(fields: Fields) -> Result<Self, PlanError> {
+            let receive = ReceiveFields {
+                layout: fields.receive,
+                transposed_scales: fields.transposed_scales,
+                clear_absent: fields.clear_absent,
+                combine_weights: fields.combine_weights,
+                expert_alignment: fields.expert_alignment,
+                clear_padding: fields.clear_padding,
+                row_sources: fields.row_sources,
+                m_indices: fields.m_indices,
+            };
+            Ok(Self {
+                p2p_world_size: fields.p2p_world_size,
+                format: fields.format,
+                combine: fields.combine,
+                receive: receive.try_into()?,
+                shared_expert: fields.shared_expert,
+                deadline: fields.deadline,
+                debug_checks: fields.debug_checks,
+                max_sms: fields.max_sms,
+                skip_a2a: fields.skip_a2a,
+                specialise: fields.specialise,
+                options: fields.options,
+                ..Self::new(
+                    fields.experts,
+                    fields.top_k,
+                    fields.hidden,
+                    fields.max_tokens_per_rank,
+                )
+            })
+        }
+    }
+
+    impl From<Config> for Fields {
+        fn from(config: Config) -> Self {
+            let receive = config.receive.fields();
+            Self {
+                experts: config.experts,
+                top_k: config.top_k,
+                hidden: config.hidden,
+                max_tokens_per_rank: config.max_tokens_per_rank,
+                p2p_world_size: config.p2p_world_size,
+                format: config.format,
+                combine: config.combine,
+                receive: receive.layout,
+                transposed_scales: receive.transposed_scales,
+                clear_absent: receive.clear_absent,
+                combine_weights: receive.combine_weights,
+                shared_expert: config.shared_expert,
+                deadline: config.deadline,
+                debug_checks: config.debug_checks,
+                max_sms: config.max_sms,
+                skip_a2a: config.skip_a2a,
+                specialise: config.specialise,
+                options: config.options,
+                expert_alignment: receive.expert_alignment,
+                clear_padding: receive.clear_padding,
+                row_sources: receive.row_sources,
+                m_indices: receive.m_indices,
+            }
         }
     }
 }

@@ -51,6 +51,26 @@ impl Plan {
         Ok(Self { max_sms, ..plan })
     }
 
+    /// [`new`](Self::new), with `fields` in the place of [`Config::receive`]: for configurations that have
+    /// the fields of all layouts on one level.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] with every problem at once, also of fields that the layout does not take.
+    pub fn with_fields(
+        group: &Group,
+        config: Config,
+        fields: ReceiveFields,
+    ) -> Result<Self, Error> {
+        let (receive, mut problems) = fields.taken();
+        match Self::new(group, Config { receive, ..config }) {
+            Ok(plan) if problems.is_empty() => return Ok(plan),
+            Ok(_) => {}
+            Err(Error::Plan(others)) => problems.extend(others.problems),
+            Err(other) => return Err(other),
+        }
+        Err(PlanError { problems }.into())
+    }
+
     pub(crate) fn check(
         ranks: u32,
         reaches_other_nodes: bool,

@@ -115,10 +115,8 @@ pub struct StridedRows {
 /// A [`Receive`] as files, C and Python say it: the layout, and fields of which each layout takes some.
 /// [`Receive`]'s variants document them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ReceiveFields {
     /// The layout: `receive` in files.
-    #[cfg_attr(feature = "serde", serde(rename = "receive"))]
     pub layout: ReceiveLayout,
     /// All layouts but by expert.
     pub transposed_scales: bool,
@@ -151,65 +149,60 @@ impl ReceiveFields {
         }
     }
 
-    /// Fields that are set and that the layout does not take.
-    fn problems(&self) -> Vec<Problem> {
+    /// The layout with the fields that it takes, and the problems of all others that are set.
+    pub fn taken(self) -> (Receive, Vec<Problem>) {
         let receive = self.layout;
         let keeps_rows = receive.keeps_rows();
         let by_expert = receive == ReceiveLayout::ByExpert;
-        let set = |is_set: bool| is_set.then(|| true.to_string());
+        let mut problems = Vec::new();
+        let mut taken = |field, is_set: bool, is_taken: bool, why: &str| {
+            if is_set && !is_taken {
+                let value = true.to_string();
+                let rule = format!("receive is {receive}, {why}");
+                problems.push(Problem { field, value, rule });
+            }
+            is_set && is_taken
+        };
         let of_groups = "and only rows by expert take it";
-        let needed = [
-            (
+        let mut fields = Self {
+            layout: receive,
+            transposed_scales: taken(
                 "transposed_scales",
-                set(self.transposed_scales && by_expert),
+                self.transposed_scales,
+                !by_expert,
                 "where the scales of fp8 are transposed anyway",
             ),
-            (
+            clear_absent: taken(
                 "clear_absent",
-                set(self.clear_absent && receive != ReceiveLayout::Strided),
+                self.clear_absent,
+                receive == ReceiveLayout::Strided,
                 "and only strided rows can be cleared",
             ),
-            (
+            combine_weights: taken(
                 "combine_weights",
-                set(self.combine_weights && !keeps_rows),
+                self.combine_weights,
+                keeps_rows,
                 "and weights return only with rows that stay as they came",
             ),
-            (
-                "expert_alignment",
-                (self.expert_alignment != 1 && !by_expert)
-                    .then(|| self.expert_alignment.to_string()),
-                of_groups,
-            ),
-            (
-                "clear_padding",
-                set(self.clear_padding && keeps_rows),
-                of_groups,
-            ),
-            (
-                "row_sources",
-                set(self.row_sources && keeps_rows),
-                of_groups,
-            ),
-            ("m_indices", set(self.m_indices && keeps_rows), of_groups),
-        ];
-        let problem = |(field, value, why): (_, Option<String>, _)| {
-            let rule = format!("receive is {receive}, {why}");
-            value.map(|value| Problem { field, value, rule })
+            expert_alignment: self.expert_alignment,
+            clear_padding: taken("clear_padding", self.clear_padding, !keeps_rows, of_groups),
+            row_sources: taken("row_sources", self.row_sources, !keeps_rows, of_groups),
+            m_indices: taken("m_indices", self.m_indices, !keeps_rows, of_groups),
         };
-        needed.into_iter().filter_map(problem).collect()
-    }
-}
-
-impl TryFrom<ReceiveFields> for Receive {
-    type Error = PlanError;
-
-    /// Refuses fields that the layout does not take, all at once.
-    fn try_from(fields: ReceiveFields) -> Result<Self, PlanError> {
-        let problems = fields.problems();
-        if !problems.is_empty() {
-            return Err(PlanError { problems });
+        if self.expert_alignment != 1 && !by_expert {
+            fields.expert_alignment = 1;
+            problems.push(Problem {
+                field: "expert_alignment",
+                value: self.expert_alignment.to_string(),
+                rule: format!("receive is {receive}, {of_groups}"),
+            });
         }
-        let ReceiveFields {
+        (fields.of_layout(), problems)
+    }
+
+    /// The layout with those of the fields that it has.
+    const fn of_layout(self) -> Receive {
+        let Self {
             layout,
             transposed_scales,
             clear_absent,
@@ -218,32 +211,44 @@ impl TryFrom<ReceiveFields> for Receive {
             clear_padding,
             row_sources,
             m_indices,
-        } = fields;
+        } = self;
         let kept = KeptRows {
             transposed_scales,
             combine_weights,
         };
-        Ok(match layout {
-            ReceiveLayout::ByExpert => Self::ByExpert(ByExpert {
+        match layout {
+            ReceiveLayout::ByExpert => Receive::ByExpert(ByExpert {
                 alignment,
                 clear_padding,
                 row_sources,
                 m_indices,
             }),
-            ReceiveLayout::Padded => Self::Padded(Padded {
+            ReceiveLayout::Padded => Receive::Padded(Padded {
                 transposed_scales,
                 clear_padding,
                 row_sources,
                 m_indices,
             }),
-            ReceiveLayout::View => Self::View(kept),
-            ReceiveLayout::Strided => Self::Strided(StridedRows {
+            ReceiveLayout::View => Receive::View(kept),
+            ReceiveLayout::Strided => Receive::Strided(StridedRows {
                 transposed_scales,
                 combine_weights,
                 clear_absent,
             }),
-            ReceiveLayout::Compact => Self::Compact(kept),
-        })
+            ReceiveLayout::Compact => Receive::Compact(kept),
+        }
+    }
+}
+
+impl TryFrom<ReceiveFields> for Receive {
+    type Error = PlanError;
+
+    /// Refuses fields that the layout does not take, all at once.
+    fn try_from(fields: ReceiveFields) -> Result<Self, PlanError> {
+        match fields.taken() {
+            (receive, problems) if problems.is_empty() => Ok(receive),
+            (_, problems) => Err(PlanError { problems }),
+        }
     }
 }
 
@@ -253,26 +258,7 @@ impl Receive {
 
     /// A layout whose other fields are their defaults.
     pub const fn of(layout: ReceiveLayout) -> Self {
-        let kept = KeptRows {
-            transposed_scales: false,
-            combine_weights: false,
-        };
-        match layout {
-            ReceiveLayout::ByExpert => Self::BY_EXPERT,
-            ReceiveLayout::Padded => Self::Padded(Padded {
-                transposed_scales: false,
-                clear_padding: false,
-                row_sources: false,
-                m_indices: false,
-            }),
-            ReceiveLayout::View => Self::View(kept),
-            ReceiveLayout::Strided => Self::Strided(StridedRows {
-                transposed_scales: false,
-                combine_weights: false,
-                clear_absent: false,
-            }),
-            ReceiveLayout::Compact => Self::Compact(kept),
-        }
+        ReceiveFields::new(layout).of_layout()
     }
 
     /// The layout alone.
@@ -337,76 +323,3 @@ impl fmt::Display for Receive {
         to.write_str(self.layout().name())
     }
 }
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for Receive {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.fields().serialize(to)
-    }
-}
-
-/// Reads [`ReceiveFields`] among those of a [`Config`](crate::Config), and refuses all that neither has.
-#[cfg(feature = "serde")]
-impl<'a> serde::Deserialize<'a> for Receive {
-    fn deserialize<D: serde::Deserializer<'a>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_map(FieldsOfFile)
-    }
-}
-
-#[cfg(feature = "serde")]
-struct FieldsOfFile;
-
-#[cfg(feature = "serde")]
-impl<'a> serde::de::Visitor<'a> for FieldsOfFile {
-    type Value = Receive;
-
-    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str("the fields of a configuration")
-    }
-
-    fn visit_map<A: serde::de::MapAccess<'a>>(self, mut map: A) -> Result<Receive, A::Error> {
-        use serde::de::Error as _;
-        let mut fields = ReceiveFields::new(ReceiveLayout::ByExpert);
-        while let Some(name) = map.next_key::<String>()? {
-            match name.as_str() {
-                "receive" => fields.layout = map.next_value()?,
-                "transposed_scales" => fields.transposed_scales = map.next_value()?,
-                "clear_absent" => fields.clear_absent = map.next_value()?,
-                "combine_weights" => fields.combine_weights = map.next_value()?,
-                "expert_alignment" => fields.expert_alignment = map.next_value()?,
-                "clear_padding" => fields.clear_padding = map.next_value()?,
-                "row_sources" => fields.row_sources = map.next_value()?,
-                "m_indices" => fields.m_indices = map.next_value()?,
-                _ => return Err(A::Error::unknown_field(&name, &FIELDS)),
-            }
-        }
-        fields.try_into().map_err(A::Error::custom)
-    }
-}
-
-/// All fields of a configuration in a file.
-#[cfg(feature = "serde")]
-const FIELDS: [&str; 22] = [
-    "experts",
-    "top_k",
-    "hidden",
-    "max_tokens_per_rank",
-    "p2p_world_size",
-    "format",
-    "combine",
-    "receive",
-    "transposed_scales",
-    "clear_absent",
-    "combine_weights",
-    "shared_expert",
-    "deadline",
-    "debug_checks",
-    "max_sms",
-    "skip_a2a",
-    "specialise",
-    "options",
-    "expert_alignment",
-    "clear_padding",
-    "row_sources",
-    "m_indices",
-];

@@ -139,13 +139,14 @@ fn layouts_take_their_own_fields_only() {
         let plain = ReceiveFields::new(receive);
         assert_eq!(Receive::of(receive).fields(), plain);
         assert_eq!(Receive::try_from(plain), Ok(Receive::of(receive)));
-        let (mut every, mut refused) = (plain, 0);
+        let (mut every, mut taken, mut refused) = (plain, plain, 0);
         for (field, change, layouts) in all {
             let mut fields = plain;
             change(&mut fields);
             change(&mut every);
             let found = Receive::try_from(fields);
             if layouts.contains(&receive) {
+                change(&mut taken);
                 assert_eq!(found.map(|receive| receive.fields()), Ok(fields));
                 continue;
             }
@@ -154,7 +155,9 @@ fn layouts_take_their_own_fields_only() {
             let wanted = format!("{field}, but receive is {receive}, ");
             assert!(told.starts_with(&wanted), "{told}; wanted {wanted}");
         }
-        // All of them at once.
+        // All of them at once, and the others are kept.
+        let (kept, _) = every.taken();
+        assert_eq!(kept.fields(), taken);
         assert_eq!(
             Receive::try_from(every).unwrap_err().problems.len(),
             refused

@@ -85,6 +85,11 @@ fn what_a_file_does_not_say_is_as_in_new() {
             .contains("m_indices is true, but receive is view"),
         "{wrong}"
     );
+    let twice = read(r#", "m_indices": true, "m_indices": false"#).unwrap_err();
+    assert!(
+        twice.to_string().contains("duplicate field `m_indices`"),
+        "{twice}"
+    );
     let unknown = read(r#", "format": "fp7""#).unwrap_err().to_string();
     assert!(
         unknown.contains("\"fp7\" is not one: no such token format")

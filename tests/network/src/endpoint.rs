@@ -306,6 +306,8 @@ impl Drop for Endpoint {
     /// Sends what was asked, receives until no PE sends any more, and ends the agents: after two seconds in
     /// any case, and at once if the transport has failed.
     fn drop(&mut self) {
+        // Before its last words, which one that left does not acknowledge.
+        self.shared.is_leaving.store(true, Ordering::Release);
         for peer in &self.shared.peers {
             let mut queue = peer.queue();
             queue.to_acknowledge += 1;

@@ -81,6 +81,8 @@ pub(crate) struct Shared {
     pub(crate) pe: usize,
     pub(crate) peers: Vec<Peer>,
     pub(crate) counts: Counts,
+    /// This PE asks for nothing more but that its peers know.
+    pub(crate) is_leaving: AtomicBool,
     /// The agents are to end once all is sent and received.
     pub(crate) is_closing: AtomicBool,
     /// They are to end now.
@@ -104,6 +106,7 @@ impl Shared {
             pe,
             peers: (0..pes).map(|_| Peer::default()).collect(),
             counts: Counts::default(),
+            is_leaving: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             stops: AtomicBool::new(false),
             has_dropped_out: AtomicBool::new(false),
@@ -127,9 +130,9 @@ impl Shared {
         let peer = &self.peers[pe];
         let stops = self.stops.load(Ordering::Relaxed);
         let has_left = peer.has_left.load(Ordering::Acquire);
-        let is_closing = self.is_closing.load(Ordering::Acquire);
+        let is_leaving = self.is_leaving.load(Ordering::Acquire);
         if stops
-            || has_left && (is_closing || self.is_quiet(pe))
+            || has_left && (is_leaving || self.is_quiet(pe))
             || peer.is_lost.swap(true, Ordering::Relaxed)
         {
             return;

@@ -204,8 +204,9 @@ pub struct BenchArgs {
     /// File for JSON lines
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Run another ferry-tests with the same arguments in turns with this one, and tell differences from
-    /// noise: a path, with arguments of its own behind it, such as "./ferry-tests --kernels OLD.ptx"
+    /// Run another ferry-tests with the same arguments in turns with this one, and tell differences of calls
+    /// and pairs from noise: a path without spaces, with arguments of its own behind it, such as
+    /// "./ferry-tests --kernels OLD.ptx"
     #[arg(long, value_name = "PROGRAM")]
     pub against: Option<String>,
     /// Turns of each of the two programs

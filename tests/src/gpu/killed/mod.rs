@@ -29,6 +29,8 @@ const REPORT: &str = "report ";
 const START: Duration = Duration::from_secs(120);
 /// Longest time from the kill to the last report, beside the deadline.
 const REPORTS: Duration = Duration::from_secs(60);
+/// Exit codes of a survivor that succeeded, failed or panicked.
+const OWN_EXITS: [i32; 3] = [0, 1, 101];
 /// Longest end of a process that has reported, where it is only told.
 const EXIT: Duration = Duration::from_secs(10);
 /// The kill comes at most so late after all processes are ready.
@@ -161,22 +163,24 @@ fn kill_one(
     let mut processes = Processes::start(args, network, ranks, time.is_multiple_of(2))?;
     processes.wait_until_ready()?;
     std::thread::sleep(moment);
-    let kill = Kill {
+    let mut kill = Kill {
         victim,
         ns: now_ns(),
         deadline: Duration::from_millis(args.deadline_ms),
         recovers: args.group != GroupKind::Nvshmem,
+        meets: true,
     };
     processes.kill(victim)?;
     processes.tell(victim, &format!("{victim} {}", free_address()?))?;
     let may_end = network.is_some_and(Network::ends_survivors);
     let (reports, ended) = processes.reports(victim, kill.deadline + REPORTS, may_end)?;
+    // Survivors wait for all others that were not killed.
+    kill.meets = ended.is_empty();
     let within = if kill.recovers { RECOVERY } else { EXIT };
     let exits = processes.wait_for_exits(victim, within)?;
     let mut problems = kill.problems(&reports);
-    // NVSHMEM exits; what a signal ends has crashed.
-    let crashed = ended.iter().filter(|&rank| exits.crashed.contains(rank));
-    problems.extend(crashed.map(|rank| format!("rank {rank} crashed before its report")));
+    let own = ended.iter().filter(|&rank| exits.own.contains(rank));
+    problems.extend(own.map(|rank| format!("rank {rank} ended by itself, and before its report")));
     // How a process ends that has lost others is NVSHMEM's business, where it is in: it is told, not judged.
     if kill.recovers {
         problems.extend(exits.problems.iter().cloned());
@@ -206,8 +210,9 @@ fn kill_one(
 struct Exits {
     slowest: Duration,
     problems: Vec<String>,
-    /// Ranks that a signal ended.
-    crashed: Vec<u32>,
+    /// Ranks that ended otherwise than NVSHMEM ends a process: by a signal, or with the code of a program
+    /// that succeeded, failed or panicked.
+    own: Vec<u32>,
 }
 
 /// The processes, by rank. Dropped, they are killed.
@@ -354,14 +359,13 @@ impl Processes {
                 continue;
             }
             match wait(child, start + within)? {
-                Some(status) if status.success() => {}
+                Some(status) if status.success() => exits.own.push(rank),
                 Some(status) => {
                     exits
                         .problems
                         .push(format!("rank {rank} ended with {status}"));
-                    exits
-                        .crashed
-                        .extend(status.code().is_none().then_some(rank));
+                    let is_own = status.code().is_none_or(|code| OWN_EXITS.contains(&code));
+                    exits.own.extend(is_own.then_some(rank));
                 }
                 None => {
                     let problem = format!("rank {rank} has not ended {within:?} after its report");

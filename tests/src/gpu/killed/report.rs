@@ -67,6 +67,8 @@ pub(super) struct Kill {
     /// Time of the kill: nanoseconds since 1970.
     pub(super) ns: u64,
     pub(super) deadline: Duration,
+    /// Whether all survivors meet again: not if NVSHMEM has ended some.
+    pub(super) meets: bool,
     /// Whether survivors form a new group and end in order. In processes that have been in an
     /// NVSHMEM job, that is NVSHMEM's business.
     pub(super) recovers: bool,
@@ -139,14 +141,17 @@ impl Kill {
                 "a communicator after the loss",
                 report.communicator.as_ref(),
             ),
-            ("meeting the other survivors", Some(&report.meet)),
+            (
+                "meeting the other survivors",
+                self.meets.then_some(&report.meet),
+            ),
         ];
         for (name, call) in calls {
             if let Some(call) = call.filter(|call| call.is_late()) {
                 say(format!("{name} took {} ms: {}", call.ms, call.outcome()));
             }
         }
-        if !report.meet.error.is_empty() {
+        if self.meets && !report.meet.error.is_empty() {
             say(format!("the survivors did not meet: {}", report.meet.error));
         }
         if self.recovers {
@@ -223,6 +228,7 @@ mod tests {
             ns: 5000 * MS,
             deadline: Duration::from_millis(1000),
             recovers: true,
+            meets: true,
         }
     }
 
@@ -384,6 +390,19 @@ mod tests {
             let text = problems(report);
             assert!(text.contains(wanted), "{text}; wanted: {wanted}");
         }
+        let alone = Kill {
+            recovers: false,
+            meets: false,
+            ..kill()
+        };
+        let met_nobody = Report {
+            meet: Call {
+                ms: 20_000,
+                error: "nobody came".into(),
+            },
+            ..good()
+        };
+        assert_eq!(alone.problems(&[met_nobody]).join("; "), "");
         let told_only = Kill {
             recovers: false,
             ..kill()
