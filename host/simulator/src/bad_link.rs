@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::addresses::rank_of;
-use crate::write::Write;
+use crate::write::{Polled, Write};
 
 /// Simulated time between two writes that arrive over a slow link: many times what a pair of ranks takes to
 /// exchange flags.
@@ -28,6 +28,8 @@ pub enum BadLinkKind {
     Lost,
     /// A bit of every write is another one.
     Corrupt,
+    /// A bit of every write but those of flags is another one.
+    CorruptRows,
     /// Writes arrive one by one, half a simulated millisecond after each other, but none later than the end
     /// of the launch that made it.
     Slow,
@@ -63,7 +65,10 @@ impl Links {
         match self.bad.filter(is_bad).map(|bad| bad.kind) {
             None => Fate::Arrives(write),
             Some(BadLinkKind::Lost) => Fate::Away,
-            Some(BadLinkKind::Corrupt) => {
+            Some(BadLinkKind::CorruptRows) if write.polled == Polled::Signal => {
+                Fate::Arrives(write)
+            }
+            Some(BadLinkKind::Corrupt | BadLinkKind::CorruptRows) => {
                 write.bytes[0] ^= 0x80;
                 Fate::Arrives(write)
             }

@@ -75,31 +75,30 @@ fn every_pair_is_tested_in_every_way_and_none_is_blamed_for_nothing() {
 
 #[test]
 fn a_link_that_loses_or_changes_stores_is_named_and_no_other() {
-    for (kind, state) in [
-        (BadLinkKind::Lost, "Lost"),
-        (BadLinkKind::Corrupt, "Corrupt"),
+    for (kind, state, found_by) in [
+        (BadLinkKind::Lost, "Lost", LinkTest::Flag),
+        (BadLinkKind::Corrupt, "Corrupt", LinkTest::Flag),
+        (BadLinkKind::CorruptRows, "Corrupt", LinkTest::Inline),
     ] {
         for ranks in RANKS {
             for seed in 0..8 {
                 let (from, to) = link(ranks, seed);
                 let report = with_bad_link(ranks, seed, BadLink { from, to, kind });
-                let named = [(from, to, state.to_owned())];
-                assert_eq!(
-                    bad(&report, LinkTest::Flag),
-                    named.into(),
-                    "seed {seed}: {report}"
-                );
-                // The pair is left out then, in both directions, and the others are not.
-                for test in [LinkTest::Inline, LinkTest::Rows] {
-                    assert_eq!(bad(&report, test), BTreeSet::new(), "seed {seed}: {report}");
+                for test in LinkTest::ALL {
+                    let named = match test == found_by {
+                        true => [(from, to, state.to_owned())].into(),
+                        false => BTreeSet::new(),
+                    };
+                    assert_eq!(bad(&report, test), named, "seed {seed}: {report}");
+                    // The pair is left out afterwards, in both directions, and no other is.
                     let links = report.links.iter().filter(|link| link.test == test);
                     let out = links.filter(|link| link.state == LinkState::NotRun);
                     let out: BTreeSet<_> = out.map(|link| (link.from.0, link.to.0)).collect();
-                    assert_eq!(
-                        out,
-                        [(from, to), (to, from)].into(),
-                        "seed {seed}: {report}"
-                    );
+                    let wanted = match test > found_by {
+                        true => [(from, to), (to, from)].into(),
+                        false => BTreeSet::new(),
+                    };
+                    assert_eq!(out, wanted, "seed {seed}: {report}");
                 }
             }
         }
