@@ -200,4 +200,4 @@ SIZE(ferry_group_options, 24);
 FIELD(ferry_group_options, size, 0);
 FIELD(ferry_group_options, kernels, 8);
 FIELD(ferry_group_options, share_gpus, 16);
-FIELD(ferry_group_options, reserved, 20);
+FIELD(ferry_group_options, check_links, 20);

@@ -128,10 +128,10 @@ void test_kernels(void) {
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local_with(&device, 1, &options, &group));
     HOLDS(strstr(ferry_last_error(), "options->share_gpus is 2") != NULL);
     options.share_gpus = 1;
-    options.reserved = 3;
+    options.check_links = 3;
     EXPECT(FERRY_INVALID_ARGUMENT, ferry_group_local_with(&device, 1, &options, &group));
-    HOLDS(strstr(ferry_last_error(), "options->reserved is 3") != NULL);
-    options.reserved = 0;
+    HOLDS(strstr(ferry_last_error(), "options->check_links is 3") != NULL);
+    options.check_links = 0;
     options.kernels = (const ferry_kernels *)(const void *)&no_kernels;
     EXPECT(FERRY_BAD_HANDLE, ferry_group_local_with(&device, 1, &options, &group));
     HOLDS(strstr(ferry_last_error(), "options->kernels") != NULL && group == NULL);

@@ -35,8 +35,10 @@ pub struct ferry_group_options {
     /// on a GPU should set CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
     /// need MPS then (FERRY_PEER).
     pub share_gpus: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// 1: the links between all ranks are checked when the group is made: every rank stores into the memory of
+    /// every other one as ferry_dispatch does. A group with a bad link is refused, and the text names the link
+    /// (FERRY_DEVICE). All processes must set it alike.
+    pub check_links: u32,
 }
 sized!(ferry_group_options, 16);
 
@@ -79,6 +81,7 @@ pub(crate) struct Given<'a> {
     /// `None`: the library's.
     pub(crate) kernels: Option<&'a <ferry_kernels as Opaque>::Value>,
     pub(crate) share_gpus: bool,
+    pub(crate) check_links: bool,
 }
 
 #[cfg(feature = "cuda")]
@@ -88,6 +91,7 @@ impl Given<'_> {
         ferry::GroupOptions {
             kernels: self.kernels.cloned().unwrap_or_default(),
             share_gpus: self.share_gpus,
+            check_links: self.check_links,
             ..ferry::GroupOptions::default()
         }
     }
@@ -104,20 +108,16 @@ impl ferry_group_options {
         }
         // SAFETY: the rule of pointers.
         let given = unsafe { read(options, "options")? };
-        if given.reserved != 0 {
-            let rule = "it must be 0";
-            return Err(Failure::value("options->reserved", given.reserved, rule));
-        }
         let kernels = if given.kernels.is_null() {
             None
         } else {
             // SAFETY: the rule of handles.
             Some(unsafe { get(given.kernels, "options->kernels") }?)
         };
-        let share_gpus = flag("options->share_gpus", given.share_gpus)?;
         Ok(Given {
             kernels,
-            share_gpus,
+            share_gpus: flag("options->share_gpus", given.share_gpus)?,
+            check_links: flag("options->check_links", given.check_links)?,
         })
     }
 }

@@ -252,6 +252,7 @@ fn status_of(error: &Error) -> ferry_status {
         Error::Cuda(_)
         | Error::NoSuchDevice { .. }
         | Error::NoPeerAccess { .. }
+        | Error::Links(_)
         | Error::Nvshmem(_)
         | Error::Driver(_) => FERRY_DEVICE,
         Error::LibraryMissing { .. } | Error::Io { .. } => FERRY_SYSTEM,
