@@ -70,9 +70,9 @@ impl Awaited {
     }
 }
 
-/// Exchanges with each of the peers, and notes what came of it for the host. As many warps of all ranks have
-/// the rows of a launch among them, at most 32 each. Collective, of a communicator without rounds; waits for
-/// each peer for as long as the arguments say.
+/// Exchanges with each of the peers, and notes what came of it for the host. The warps of a rank divide the
+/// rows among them, at most 32 each. Collective, of a communicator without rounds; waits for each peer for as
+/// long as the arguments say. [`Counter::Arrivals`] is 0 as it begins.
 #[inline(always)]
 pub fn links<M: Machine>(machine: &M, args: &LinksArgs) {
     let launch = Launch::begin(machine, &args.common, Kernel::Links, false);
