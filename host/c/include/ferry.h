@@ -576,9 +576,9 @@ typedef struct {
     // on a GPU should set CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
     // need MPS then (FERRY_PEER).
     uint32_t share_gpus;
-    // 1: the links between all ranks are checked when the group is made: every rank stores into the memory of
-    // every other one as ferry_dispatch does. A group with a bad link is refused, and the text names the link
-    // (FERRY_DEVICE). All processes must set it alike.
+    // 1: the links between all ranks are checked when the group is made: every rank stores into the memory
+    // of every other one as ferry_dispatch does. A group with a bad link is refused, and the text names
+    // the link (FERRY_DEVICE). All processes must set it alike.
     uint32_t check_links;
 } ferry_group_options;
 

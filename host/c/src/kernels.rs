@@ -35,9 +35,9 @@ pub struct ferry_group_options {
     /// on a GPU should set CUDA_DEVICE_MAX_CONNECTIONS=32 before anything uses the driver. NVSHMEM groups
     /// need MPS then (FERRY_PEER).
     pub share_gpus: u32,
-    /// 1: the links between all ranks are checked when the group is made: every rank stores into the memory of
-    /// every other one as ferry_dispatch does. A group with a bad link is refused, and the text names the link
-    /// (FERRY_DEVICE). All processes must set it alike.
+    /// 1: the links between all ranks are checked when the group is made: every rank stores into the memory
+    /// of every other one as ferry_dispatch does. A group with a bad link is refused, and the text names
+    /// the link (FERRY_DEVICE). All processes must set it alike.
     pub check_links: u32,
 }
 sized!(ferry_group_options, 16);
