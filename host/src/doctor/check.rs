@@ -19,12 +19,14 @@ const HIDDEN: usize = 2048;
 /// Times below that, in the simulator for each rank, are never slow: a rank that was interrupted may take
 /// them. In simulated time every rank's turns count, and a stall lasts longer with more ranks.
 const SLOW_FLOOR: Duration = Duration::from_micros(20);
-/// Time that ranks may begin after each other: the first launch loads the kernel.
+/// Time before the first slot's end, in addition: a kernel may begin late on all ranks.
 const GRACE: Duration = Duration::from_millis(500);
-/// Time in which one rank of each pair sends: hundreds of times what it takes.
+/// Time in which one rank of each pair sends: hundreds of times what it takes, and more than ranks begin
+/// after each other. A rank that waits in vain is late for its next peer, which waits a slot longer.
 const SLOT: Duration = Duration::from_millis(20);
 /// [`SLOT`] for each rank on a GPU that ranks share, where they may take turns of milliseconds.
 const SHARED_SLOT: Duration = Duration::from_millis(200);
+
 /// Extent of a check.
 #[derive(Clone, Copy)]
 struct Effort {
@@ -89,7 +91,7 @@ impl<'a> Check<'a> {
             rank.set_deadline(Some(deadline))?;
         }
         let streams = ranks.iter().map(|rank| rank.device().stream());
-        Ok(Self {
+        let mut check = Self {
             group,
             plan,
             effort,
@@ -97,7 +99,10 @@ impl<'a> Check<'a> {
             ranks,
             slot,
             flags: 0,
-        })
+        };
+        // Loads the kernel on all ranks, so that later launches begin at one time. Exchanges nothing.
+        check.run(LinkTest::Flag, &vec![0; group.ranks() as usize])?;
+        Ok(check)
     }
 
     /// Bytes that a test sends.

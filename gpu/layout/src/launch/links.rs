@@ -67,7 +67,7 @@ pub struct LinksArgs {
     pub repeats: u64,
     /// Number that decides the words of rows, the same on all ranks.
     pub salt: u64,
-    /// Nanoseconds that ranks may begin, and the first slots may end, after each other.
+    /// Nanoseconds before the end of the first slot, in addition to its own.
     pub grace_ns: u64,
     /// Nanoseconds of a slot, in which one rank of each pair sends.
     pub slot_ns: u64,
