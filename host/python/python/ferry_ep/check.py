@@ -44,7 +44,7 @@ def _mps() -> str:
 
 
 def _links(gpus: int) -> bool:
-    """Prints what the links between these GPUs carry; between simulated ranks, if there are fewer than two."""
+    """Prints what links between these GPUs carry; between simulated ranks, if there are fewer than two."""
     group = Group.local(range(gpus)) if gpus > 1 else Group.simulated(4)
     with group:
         report = group.check_links()
