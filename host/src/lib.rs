@@ -69,11 +69,11 @@
 //! `simulator`, a default one: the group `Group::simulated`, whose ranks run the same protocol on the CPU.
 //!
 //! `cuda`: the groups `Group::local` and `Group::node`. Nothing of CUDA is linked: the driver is loaded at
-//! run time, by the first call that needs one. So a program builds and starts without it. At run time nothing
-//! depends on the environment: one variable is read, only for a warning if ranks of a process share a GPU
-//! (`CUDA_DEVICE_MAX_CONNECTIONS`). The kernels' PTX comes with the package, or is built from the sources of
-//! a checkout; if the environment variable `FERRY_PTX_DIR` names a folder of PTX at build time, that is used
-//! instead.
+//! run time, by the first call that needs one. So a program builds and starts without it. At run time one
+//! variable is read, only for a warning if ranks of a process share a GPU (`CUDA_DEVICE_MAX_CONNECTIONS`),
+//! and with `nvshmem` two that say how NVSHMEM uses a NIC. The kernels' PTX comes with the package, or is
+//! built from the sources of a checkout; if the environment variable `FERRY_PTX_DIR` names a folder of PTX at
+//! build time, that is used instead.
 //!
 //! `nvshmem`: `cuda`, and `Group::nvshmem`, whose kernels call NVSHMEM. They are built on your machine, which
 //! takes a toolchain of its own and NVSHMEM's device code, unless `FERRY_PTX_DIR` has them; the host library

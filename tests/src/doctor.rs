@@ -1,26 +1,26 @@
 //! `ferry-tests doctor`: the links between all ranks of a group, as tables or as JSON.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use ferry::{Link, LinkReport};
 use serde_json::{Value, json};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, gpus, open};
 use crate::kernel_files::KernelFiles;
 
-/// Ranks without GPUs.
+/// Ranks in the simulator.
 const SIMULATED_RANKS: usize = 4;
 
 /// Check the links between all ranks, and name those that lose, change or delay what they carry
 ///
 /// Every rank stores into the memory of every other one as dispatch does: flags, rows whose words are flags,
 /// and rows with a flag each. Prints a table of times and rates for each, and for bad links what to look at
-/// (IOMMU, ACS, topology, containers, IMEX, MPS). Fails if a link is bad.
+/// (IOMMU, ACS, topology, containers, IMEX, MPS). Fails if a link is bad, or if there is none to check.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct DoctorArgs {
-    /// Place of the ranks [default: local, or simulated without GPUs]
-    #[arg(long, value_enum)]
-    pub group: Option<GroupKind>,
+    /// Place of the ranks; simulated shows what a report looks like
+    #[arg(long, value_enum, default_value = "local")]
+    pub group: GroupKind,
     /// Ranks [default: all GPUs, or 4 in the simulator]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
@@ -36,27 +36,26 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Kind and number of ranks, on a machine with `gpus` GPUs.
-    fn choose(&self, gpus: usize) -> (GroupKind, usize) {
-        let kind = match self.group {
-            Some(kind) => kind,
-            None if gpus == 0 => GroupKind::Simulated,
-            None => GroupKind::Local,
-        };
-        let ranks = match kind {
+    /// Number of ranks, on a machine with `gpus` GPUs. An error if there is no link between them.
+    fn ranks(&self, gpus: usize) -> Result<usize> {
+        let ranks = self.ranks.unwrap_or(match self.group {
             GroupKind::Simulated => SIMULATED_RANKS,
-            _ => gpus.max(1),
-        };
-        (kind, self.ranks.unwrap_or(ranks))
+            _ => gpus,
+        });
+        ensure!(
+            self.group.has_processes() || ranks > 1,
+            "no link to check: there are {ranks} ranks, and {gpus} GPUs were found; --share-gpus --ranks N \
+             lets ranks share one, --group simulated needs none"
+        );
+        Ok(ranks)
     }
 }
 
 /// Checks the links of a group, and prints what was found. An error if a link is bad.
 pub fn run(args: &DoctorArgs) -> Result<()> {
-    let (kind, ranks) = args.choose(gpus());
     let open = open(&GroupOptions {
-        kind,
-        ranks,
+        kind: args.group,
+        ranks: args.ranks(gpus())?,
         seed: args.seed,
         args: args.group_args.clone(),
         files: KernelFiles::default(),
@@ -110,6 +109,35 @@ mod tests {
         state: LinkState::Lost,
         time: None,
     };
+
+    #[test]
+    fn ranks_without_a_link_are_refused() {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Program {
+            #[command(flatten)]
+            doctor: DoctorArgs,
+        }
+        let ranks = |given: &str, gpus| {
+            let words = given.split_whitespace();
+            let program = Program::try_parse_from(["doctor"].into_iter().chain(words)).unwrap();
+            program
+                .doctor
+                .ranks(gpus)
+                .map_err(|error| error.to_string())
+        };
+        for (given, gpus) in [("", 0), ("", 1), ("--group simulated --ranks 1", 4)] {
+            let refused = ranks(given, gpus).unwrap_err();
+            assert!(
+                refused.contains(&format!("{gpus} GPUs were found")),
+                "{refused}"
+            );
+        }
+        assert_eq!(ranks("", 4), Ok(4));
+        assert_eq!(ranks("--group simulated", 0), Ok(4));
+        assert_eq!(ranks("--share-gpus --ranks 3", 1), Ok(3));
+    }
 
     #[test]
     fn a_link_is_a_line_of_json_and_a_bad_one_an_error() {

@@ -64,9 +64,7 @@ impl Command {
             Self::Soak(args) => {
                 args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
             }
-            Self::Doctor(args) => {
-                args.group_args.share_gpus && !args.group.is_some_and(GroupKind::has_processes)
-            }
+            Self::Doctor(args) => args.group_args.share_gpus && !args.group.has_processes(),
             Self::All(_)
             | Self::Killed(_)
             | Self::Explain(_)

@@ -8,7 +8,8 @@
 // experts' outputs back and sums them.
 //
 // Calls return a ferry_status. Where it is not FERRY_OK, ferry_last_error has a text, and nothing was
-// launched, unless the status is a fault: what a kernel met that was launched earlier. Only ferry_check and
+// launched, unless ferry_together says that a later launch failed, or the status is a fault: what a kernel met
+// that was launched earlier. Only ferry_check and
 // ferry_synchronize report faults (FERRY_INPUT_FAULT, FERRY_FAULT); after a fault that ended the communicator,
 // calls of a round return FERRY_POISONED. A call that makes a handle and fails stores NULL. No panic crosses
 // a call.
@@ -668,7 +669,7 @@ typedef struct {
     uint32_t options;
     // A ferry_receive_layout.
     uint32_t receive;
-    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too;
+    // 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in views, strided and compact rows;
     // in padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     uint32_t transposed_scales;
     // 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.

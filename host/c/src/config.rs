@@ -116,7 +116,7 @@ pub struct ferry_config {
     pub options: u32,
     /// A ferry_receive_layout.
     pub receive: u32,
-    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in other layouts than by expert, too;
+    /// 1: scales of FERRY_FORMAT_BLOCKWISE_FP8 are [hidden / 128, rows] in views, strided and compact rows;
     /// in padded blocks [hidden / 128, ranks * max_tokens_per_rank] for each expert.
     pub transposed_scales: u32,
     /// 1: dispatch writes zeros to rows without a token; FERRY_RECEIVE_STRIDED only.

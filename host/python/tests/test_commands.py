@@ -47,5 +47,7 @@ def test_programs_run():
     assert (code, error) == (0, "") and "a round with its wait" in out
     code, out, _ = ended("ferry_ep.check", "--ranks", "2", "--experts", "4", "--hidden", "64", "--top-k", "2")
     assert code == 0 and f"ferry_ep {ferry.__version__}" in out
-    code, out, _ = ended("ferry_ep.check", "--links")
-    assert code == 0 and "All links work." in out
+    code, out, error = ended("ferry_ep.check", "--links")
+    # With two GPUs or more, and with fewer.
+    works, none = code == 0 and "All links work." in out, code == 1 and "no link to check" in error
+    assert works or none, (code, out, error)

@@ -100,17 +100,19 @@ impl Group {
 impl Group {
     /// This group, after a [check](Self::check_links) of its links if the options ask for one.
     fn checked(self, check_links: bool) -> Result<Self, Error> {
-        if check_links {
-            let report = self.check_links()?;
-            if !report.is_well() {
-                // On all ranks, as all have the same report.
-                if let Err(error) = self.close() {
-                    tracing::warn!(%error, "a group whose links are bad is not closed");
-                }
-                return Err(LinksError::Bad(Box::new(report)).into());
-            }
+        if !check_links {
+            return Ok(self);
         }
-        Ok(self)
+        let refused = match self.check_links() {
+            Ok(report) if report.is_well() => return Ok(self),
+            Ok(report) => LinksError::Bad(Box::new(report)).into(),
+            Err(error) => error,
+        };
+        // On all ranks, as all have the same report, or an error.
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, "a group whose links were to be checked is not closed");
+        }
+        Err(refused)
     }
 }
 

@@ -44,8 +44,9 @@ pub struct GroupOptions {
     /// ranks as multiprocessors ([`SharedGpuError::TooManyRanks`](crate::error::SharedGpuError)).
     pub share_gpus: bool,
     /// Whether the [links between all ranks are checked](crate::Group::check_links) when the group is made,
-    /// which fails with [`LinksError::Bad`](crate::error::LinksError) if one is bad. All processes must set
-    /// it alike: the check is collective. Off by default.
+    /// which fails with [`LinksError::Bad`](crate::error::LinksError) if one is bad, and over NVSHMEM also if
+    /// ranks do not map each other's memory. All processes must set it alike: the check is collective. Off by
+    /// default.
     pub check_links: bool,
     /// Path of the NVSHMEM host library, only for `Group::nvshmem`; `None` for the loader's usual places.
     pub nvshmem_library: Option<PathBuf>,

@@ -163,7 +163,7 @@ impl ReceiveFields {
             }
             is_set && is_taken
         };
-        let of_groups = "and only rows by expert take it";
+        let of_groups = "and only rows by expert and padded blocks take it";
         let mut fields = Self {
             layout: receive,
             transposed_scales: taken(
@@ -194,7 +194,7 @@ impl ReceiveFields {
             problems.push(Problem {
                 field: "expert_alignment",
                 value: self.expert_alignment.to_string(),
-                rule: format!("receive is {receive}, {of_groups}"),
+                rule: format!("receive is {receive}, and only rows by expert take it"),
             });
         }
         (fields.of_layout(), problems)

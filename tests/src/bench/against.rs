@@ -118,8 +118,8 @@ pub fn run(other: &str, turns: usize, json: Option<&Path>) -> Result<()> {
 /// Runs each program so many times, one after the other.
 fn compare(programs: &[Program; 2], shared: &[OsString], turns: usize) -> Result<Vec<Compared>> {
     ensure!(
-        turns >= 2,
-        "--turns {turns}: noise shows in 2 turns or more"
+        turns >= 3,
+        "--turns {turns}: noise shows in 3 turns or more"
     );
     let mut runs: [Vec<Figures>; 2] = [Vec::new(), Vec::new()];
     for turn in 0..2 * turns {
@@ -356,10 +356,10 @@ mod tests {
         );
         assert!(text.contains("broken"), "{text}");
         assert!(
-            compared("once", &[1.0], &[1.0])
+            compared("twice", &[1.0; 2], &[1.0; 2])
                 .unwrap_err()
                 .to_string()
-                .contains("--turns 1")
+                .contains("--turns 2")
         );
     }
 }

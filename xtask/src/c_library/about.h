@@ -8,7 +8,8 @@
 // experts' outputs back and sums them.
 //
 // Calls return a ferry_status. Where it is not FERRY_OK, ferry_last_error has a text, and nothing was
-// launched, unless the status is a fault: what a kernel met that was launched earlier. Only ferry_check and
+// launched, unless ferry_together says that a later launch failed, or the status is a fault: what a kernel met
+// that was launched earlier. Only ferry_check and
 // ferry_synchronize report faults (FERRY_INPUT_FAULT, FERRY_FAULT); after a fault that ended the communicator,
 // calls of a round return FERRY_POISONED. A call that makes a handle and fails stores NULL. No panic crosses
 // a call.

@@ -43,13 +43,14 @@ def _mps() -> str:
     )
 
 
-def _links(gpus: int) -> bool:
-    """Prints what links between these GPUs carry; between simulated ranks, if there are fewer than two."""
-    group = Group.local(range(gpus)) if gpus > 1 else Group.simulated(4)
-    with group:
+def _links(gpus: int) -> str:
+    """Prints what links between these GPUs carry, and returns what is wrong."""
+    if gpus < 2:
+        return f"no link to check: {gpus} GPUs were found"
+    with Group.local(range(gpus)) as group:
         report = group.check_links()
     print(report, end="")
-    return report.is_well
+    return "" if report.is_well else "links between GPUs are bad"
 
 
 def owners_of_deep_ep() -> list[str]:
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--links",
         action="store_true",
-        help="check what one GPU stores into the memory of another, and fail if a link is bad",
+        help="check what one GPU stores into the memory of another; fail if a link is bad, or there is none",
     )
     given = parser.parse_args(arguments)
     print(f"ferry_ep {__version__}, features: cuda {has_cuda}, nvshmem {has_nvshmem}")
@@ -113,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         print("nvshmem group: not in this build")
     print(f"deep_ep: {_deep_ep()}")
-    if given.links and not _links(count):
-        raise SystemExit("links between GPUs are bad")
+    if given.links and (wrong := _links(count)):
+        raise SystemExit(wrong)
 
 
 if __name__ == "__main__":
