@@ -154,50 +154,50 @@ impl ReceiveFields {
         let receive = self.layout;
         let keeps_rows = receive.keeps_rows();
         let by_expert = receive == ReceiveLayout::ByExpert;
-        let mut problems = Vec::new();
-        let mut taken = |field, is_set: bool, is_taken: bool, why: &str| {
-            if is_set && !is_taken {
-                let value = true.to_string();
-                let rule = format!("receive is {receive}, {why}");
-                problems.push(Problem { field, value, rule });
-            }
-            is_set && is_taken
-        };
+        let set = |is_set: bool| is_set.then(|| true.to_string());
+        let aligns = self.expert_alignment != 1;
         let of_groups = "and only rows by expert and padded blocks take it";
-        let mut fields = Self {
-            layout: receive,
-            transposed_scales: taken(
+        let wrong = [
+            (
                 "transposed_scales",
-                self.transposed_scales,
-                !by_expert,
+                set(self.transposed_scales && by_expert),
                 "where the scales of fp8 are transposed anyway",
             ),
-            clear_absent: taken(
+            (
                 "clear_absent",
-                self.clear_absent,
-                receive == ReceiveLayout::Strided,
+                set(self.clear_absent && receive != ReceiveLayout::Strided),
                 "and only strided rows can be cleared",
             ),
-            combine_weights: taken(
+            (
                 "combine_weights",
-                self.combine_weights,
-                keeps_rows,
+                set(self.combine_weights && !keeps_rows),
                 "and weights return only with rows that stay as they came",
             ),
-            expert_alignment: self.expert_alignment,
-            clear_padding: taken("clear_padding", self.clear_padding, !keeps_rows, of_groups),
-            row_sources: taken("row_sources", self.row_sources, !keeps_rows, of_groups),
-            m_indices: taken("m_indices", self.m_indices, !keeps_rows, of_groups),
+            (
+                "expert_alignment",
+                (aligns && !by_expert).then(|| self.expert_alignment.to_string()),
+                "and only rows by expert take it",
+            ),
+            (
+                "clear_padding",
+                set(self.clear_padding && keeps_rows),
+                of_groups,
+            ),
+            (
+                "row_sources",
+                set(self.row_sources && keeps_rows),
+                of_groups,
+            ),
+            ("m_indices", set(self.m_indices && keeps_rows), of_groups),
+        ];
+        let problem = |(field, value, why): (_, Option<String>, _)| {
+            let rule = format!("receive is {receive}, {why}");
+            value.map(|value| Problem { field, value, rule })
         };
-        if self.expert_alignment != 1 && !by_expert {
-            fields.expert_alignment = 1;
-            problems.push(Problem {
-                field: "expert_alignment",
-                value: self.expert_alignment.to_string(),
-                rule: format!("receive is {receive}, and only rows by expert take it"),
-            });
-        }
-        (fields.of_layout(), problems)
+        (
+            self.of_layout(),
+            wrong.into_iter().filter_map(problem).collect(),
+        )
     }
 
     /// The layout with those of the fields that it has.

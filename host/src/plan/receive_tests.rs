@@ -165,6 +165,37 @@ fn layouts_take_their_own_fields_only() {
     }
 }
 
+/// A plan of flat fields: those that the layout does not take are told with all other problems.
+#[cfg(feature = "simulator")]
+#[test]
+fn problems_of_flat_fields_are_told_with_all_others() {
+    let group = Group::simulated(2, 1).unwrap();
+    let view = ReceiveFields {
+        transposed_scales: true,
+        ..ReceiveFields::new(ReceiveLayout::View)
+    };
+    let wrong = ReceiveFields {
+        m_indices: true,
+        ..view
+    };
+    let lines = |config, fields| match Plan::with_fields(&group, config, fields) {
+        Ok(plan) => vec![plan.config().receive.to_string()],
+        Err(Error::Plan(error)) => error.problems.iter().map(ToString::to_string).collect(),
+        Err(other) => panic!("{other}"),
+    };
+    let fp8 = Config {
+        format: FP8,
+        ..config(ReceiveLayout::ByExpert)
+    };
+    assert_eq!(lines(fp8, view), ["view"]);
+    let index =
+        "m_indices is true, but receive is view, and only rows by expert and padded blocks take it";
+    assert_eq!(lines(fp8, wrong), [index]);
+    let bf16 =
+        "transposed_scales is true, but format is bf16, and only scales of fp8 can be transposed";
+    assert_eq!(lines(config(ReceiveLayout::ByExpert), wrong), [index, bf16]);
+}
+
 #[test]
 fn there_is_a_row_for_each_source_and_token_without_padding() {
     for receive in KEEP_ROWS {
