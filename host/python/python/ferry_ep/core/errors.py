@@ -1,8 +1,8 @@
 """Exceptions of Ferry. All are a :class:`FerryError`.
 
 A call that raises one has launched nothing, except :class:`FaultError` and its kinds, which are about a
-kernel that was launched before, and a call of all ranks whose launch fails after that of its first. Faults of the input are no exceptions but values
-(:meth:`ferry_ep.Communicator.check`).
+kernel that was launched before, and a call of all ranks whose launch fails after that of its first. Faults
+of the input are no exceptions but values (:meth:`ferry_ep.Communicator.check`).
 """
 
 from __future__ import annotations
