@@ -93,60 +93,12 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use ferry_layout::{Rank, Shape};
-
     use super::*;
-    use crate::device::Device;
-    use crate::group::fabric::Fabric;
-    use crate::tensor::handles::DevicePtr;
-
-    /// A fabric of three ranks, two of them in this process.
-    struct Two;
-
-    // SAFETY: it has no devices, and every call that would return memory panics.
-    unsafe impl Fabric for Two {
-        fn name(&self) -> &'static str {
-            "two"
-        }
-        fn ranks(&self) -> u32 {
-            3
-        }
-        fn local_ranks(&self) -> Vec<Rank> {
-            vec![Rank(0), Rank(2)]
-        }
-        fn device(&self, _: Rank) -> Result<Arc<dyn Device>, Error> {
-            unreachable!()
-        }
-        fn reaches_other_nodes(&self) -> bool {
-            false
-        }
-        fn all_gather(&self, _: u64) -> Result<Vec<u64>, Error> {
-            unreachable!()
-        }
-        fn barrier(&self) -> Result<(), Error> {
-            unreachable!()
-        }
-        fn alloc_windows(&self, _: u64) -> Result<Vec<DevicePtr>, Error> {
-            unreachable!()
-        }
-        fn peer_windows(
-            &self,
-            _: Rank,
-            _: &[DevicePtr],
-            _: &Shape,
-        ) -> Result<Vec<DevicePtr>, Error> {
-            unreachable!()
-        }
-        unsafe fn free_windows(&self, _: &[DevicePtr]) -> Result<(), Error> {
-            unreachable!()
-        }
-    }
+    use crate::group::tests::Elsewhere;
 
     #[test]
     fn a_process_with_some_of_several_ranks_is_refused() {
-        let group = Group::with_fabric(Box::new(Two)).unwrap();
+        let group = Group::with_fabric(Box::new(Elsewhere(3, &[0, 2]))).unwrap();
         let refused = group.check_links().unwrap_err();
         assert_eq!(
             refused.to_string(),

@@ -299,7 +299,7 @@ fn most_on_a_gpu(fabric: &dyn Fabric) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::tensor::handles::DevicePtr;
     use ferry_layout::Shape;
@@ -312,7 +312,7 @@ mod tests {
         ));
         assert!(Group::simulated(MAX_RANKS, 1).is_ok());
         for ranks in [MAX_RANKS + 1, u32::MAX] {
-            let of_fabric = Group::with_fabric(Box::new(Elsewhere(ranks)));
+            let of_fabric = Group::with_fabric(Box::new(Elsewhere(ranks, &[])));
             for refused in [of_fabric, Group::simulated(ranks, 1)] {
                 let text = refused.unwrap_err().to_string();
                 assert_eq!(text, format!("ranks is {ranks}, but a group has 1 to 64"));
@@ -320,8 +320,8 @@ mod tests {
         }
     }
 
-    /// A fabric of that many ranks, all in other processes.
-    struct Elsewhere(u32);
+    /// A fabric of that many ranks, of which these are in this process.
+    pub(crate) struct Elsewhere(pub(crate) u32, pub(crate) &'static [u32]);
 
     // SAFETY: it has no devices, and every call that would return memory panics.
     unsafe impl Fabric for Elsewhere {
@@ -332,7 +332,7 @@ mod tests {
             self.0
         }
         fn local_ranks(&self) -> Vec<Rank> {
-            Vec::new()
+            self.1.iter().copied().map(Rank).collect()
         }
         fn device(&self, _: Rank) -> Result<Arc<dyn Device>, Error> {
             unreachable!()
@@ -364,7 +364,9 @@ mod tests {
 
     #[test]
     fn a_process_without_ranks_is_refused() {
-        let error = Group::with_fabric(Box::new(Elsewhere(3))).err().unwrap();
+        let error = Group::with_fabric(Box::new(Elsewhere(3, &[])))
+            .err()
+            .unwrap();
         assert!(matches!(error, Error::NoLocalRanks { ranks: 3 }), "{error}");
     }
 
