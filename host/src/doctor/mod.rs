@@ -24,10 +24,11 @@ impl Group {
     /// [`PeerTimeout`](crate::FaultKind::PeerTimeout) that names a rank at which nothing is wrong. [The
     /// guide](crate::guide::doctor) says what to look at.
     ///
-    /// It allocates windows and a stream of its own, and leaves the group as it was. On 8 ranks with a GPU
-    /// each it is meant to take less than 2 s even if links are bad. For groups over NVSHMEM, all ranks must
-    /// be on one node and map each other's memory. Call it while the group has no work. Collective.
-    /// Synchronizes.
+    /// It allocates windows of its own, which it frees unless it fails, and a stream for each rank, which
+    /// stays until the process ends. On 8 ranks with a GPU each it is meant to take less than 2 s if links
+    /// are well, up to 4 s if many are bad. It has not run on a GPU yet, and is not to be: the guide says
+    /// what is known to be wrong. For groups over NVSHMEM, all ranks must be on one node and map each other's
+    /// memory. Call it while the group has no work. Collective. Synchronizes.
     ///
     /// ```
     /// use ferry::Group;
