@@ -282,9 +282,7 @@ mod tests {
 
     /// Compiles a stand-in for the host library whose only function is that of its version, and returns its
     /// path. `version`: C statements that store the numbers in `*a`, `*b` and `*c`.
-    fn stand_in(name: &str, version: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+    fn stand_in(folder: &Path, version: &str) -> PathBuf {
         let (source, library) = (folder.join("a.c"), folder.join(SONAME));
         let code = format!(
             "void nvshmemx_vendor_get_version_info(int *a, int *b, int *c) {{ {version} }}"
@@ -311,7 +309,8 @@ mod tests {
 
     #[test]
     fn a_library_of_another_version_is_refused_with_both_named() {
-        let library = stand_in("old-nvshmem", "*a = 3; *b = 3; *c = 9;");
+        let folder = tempfile::tempdir().unwrap();
+        let library = stand_in(folder.path(), "*a = 3; *b = 3; *c = 9;");
         let text = HostLibrary::load(Some(&library)).unwrap_err().to_string();
         assert!(text.contains("3.3.9") && text.contains("3.4.5"), "{text}");
         assert!(is_loaded(&library), "unloaded after its constructors ran");
@@ -319,7 +318,8 @@ mod tests {
 
     #[test]
     fn a_library_that_lacks_a_function_is_refused() {
-        let library = stand_in("broken-nvshmem", "*a = 3; *b = 4; *c = 5;");
+        let folder = tempfile::tempdir().unwrap();
+        let library = stand_in(folder.path(), "*a = 3; *b = 4; *c = 5;");
         let error = HostLibrary::load(Some(&library)).unwrap_err();
         assert!(matches!(error, LoadError::Library { .. }), "{error}");
         assert!(is_loaded(&library), "unloaded after its constructors ran");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::group;
 use crate::network::mps::{self, Mps, VISIBLE};
-use crate::network::{Folder, end_when_asked, folders_of_nvshmem, is_to_end};
+use crate::network::{end_when_asked, folders_of_nvshmem, is_to_end, scratch};
 
 /// The file beside the program that names its commit.
 const COMMIT: &str = "commit";
@@ -251,7 +251,7 @@ impl Machine {
 
     /// Runs a suite to its end, and ends its daemon.
     fn run(&self, suite: &Suite) -> Result<()> {
-        let folder = Folder::new()?;
+        let folder = scratch()?;
         let mut command = match suite.processes {
             Some(processes) => {
                 let mut mpirun = Command::new(&self.mpirun);
@@ -266,9 +266,10 @@ impl Machine {
         let mut daemon = None;
         if let Some(visible) = &self.visible {
             // An empty folder has no daemon.
-            command.env(VISIBLE, visible).env(mps::PIPES, &folder.0);
+            command.env(VISIBLE, visible).env(mps::PIPES, folder.path());
             if suite.needs_mps {
-                let started = Mps::start(&self.mps, &folder.0, self.gpus, Some(visible.clone()))?;
+                let started =
+                    Mps::start(&self.mps, folder.path(), self.gpus, Some(visible.clone()))?;
                 command.envs(daemon.insert(started).variables());
             }
         }

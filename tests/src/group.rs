@@ -331,26 +331,27 @@ pub(crate) fn bootstrap(options: &GroupOptions) -> Result<Box<dyn Bootstrap>> {
 mod tests {
     use std::net::TcpListener;
 
+    use tempfile::NamedTempFile;
+
     use super::*;
 
-    /// Writes a file of this test.
-    fn file(name: &str, bytes: &[u8]) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
-        std::fs::write(&path, bytes).unwrap();
-        path
+    /// Writes a file.
+    fn file(bytes: &[u8]) -> NamedTempFile {
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(&file, bytes).unwrap();
+        file
     }
 
     #[test]
     fn processes_meet_if_their_files_have_the_same_bytes() {
-        let [one, same, other] = [("one", 1), ("same", 1), ("other", 2)]
-            .map(|(name, byte)| file(name, &[0, byte, b'\n', 0xff]));
-        let met = |keys: [&Path; 2]| {
+        let [one, same, other] = [1, 1, 2].map(|byte| file(&[0, byte, b'\n', 0xff]));
+        let met = |keys: [&NamedTempFile; 2]| {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = free.local_addr().unwrap();
             drop(free);
             std::thread::scope(|scope| {
                 let threads = [0, 1].map(|rank| {
-                    let (key, timeout) = (keys[rank as usize], Duration::from_secs(2));
+                    let (key, timeout) = (keys[rank as usize].path(), Duration::from_secs(2));
                     scope.spawn(move || meet(rank, 2, address, timeout, Some(key)))
                 });
                 threads.map(|thread| thread.join().unwrap())
@@ -364,9 +365,6 @@ mod tests {
                 "{text}"
             );
         }
-        for path in [one, same, other] {
-            std::fs::remove_file(path).unwrap();
-        }
     }
 
     #[test]
@@ -376,12 +374,11 @@ mod tests {
             let refused = meet(0, 1, address, Duration::ZERO, Some(path));
             format!("{:#}", refused.unwrap_err())
         };
-        let empty = file("empty", &[]);
-        for path in [&empty, Path::new("no/such/file")] {
+        let empty = file(&[]);
+        for path in [empty.path(), Path::new("no/such/file")] {
             let text = refused(path);
             let flag = format!("--rendezvous-key {}", path.display());
             assert!(text.contains(&flag), "{text}");
         }
-        std::fs::remove_file(empty).unwrap();
     }
 }

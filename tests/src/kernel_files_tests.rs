@@ -1,9 +1,9 @@
 //! PTX that each flag takes and refuses.
 
-use std::env::temp_dir;
 use std::fs;
 
 use ferry_layout::{CombineWith, DispatchCountsArgs, GiveUpArgs, Steps};
+use tempfile::NamedTempFile;
 
 use super::*;
 
@@ -12,16 +12,13 @@ const PROBES: &str = include_str!(env!("FERRY_PTX_SM_90A"));
 const OTHERS: &str = include_str!(env!("FERRY_EPILOGUE_PTX_SM_90A"));
 
 /// Loads a file with a text; returns the file's name, and the error if there is one.
-fn given<T>(
-    name: &str,
-    text: &str,
-    load: impl FnOnce(PathBuf) -> Result<T>,
-) -> (String, Option<String>) {
-    let file = temp_dir().join(format!("ferry-{name}-{}.ptx", std::process::id()));
+fn given<T>(text: &str, load: impl FnOnce(PathBuf) -> Result<T>) -> (String, Option<String>) {
+    let file = NamedTempFile::new().unwrap();
     fs::write(&file, text).unwrap();
-    let error = load(file.clone()).err().map(|error| format!("{error:#}"));
-    fs::remove_file(&file).unwrap();
-    (file.display().to_string(), error)
+    let error = load(file.path().into())
+        .err()
+        .map(|error| format!("{error:#}"));
+    (file.path().display().to_string(), error)
 }
 
 fn probes(file: PathBuf) -> Result<ProbePtx> {
@@ -34,8 +31,8 @@ fn probes(file: PathBuf) -> Result<ProbePtx> {
 }
 
 /// Checks that a file with a text is refused as the probes', with the flag, the file and the reason.
-fn refused(name: &str, text: &str, reason: &str) {
-    let (file, error) = given(name, text, probes);
+fn refused(text: &str, reason: &str) {
+    let (file, error) = given(text, probes);
     let wanted = format!("--probe-kernels {file}: {reason}");
     assert!(
         error.as_ref().is_some_and(|error| error.contains(&wanted)),
@@ -51,14 +48,14 @@ fn the_probes_are_taken_for_every_architecture() {
         include_str!(env!("FERRY_PTX_SM_100A")),
     ];
     for text in all {
-        assert_eq!(given("probes", text, probes).1, None);
+        assert_eq!(given(text, probes).1, None);
     }
 }
 
 #[test]
 fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
     let reason = "the PTX for sm_90a has no kernel ferry_probe_empty";
-    refused("no-probes", OTHERS, reason);
+    refused(OTHERS, reason);
     let kernels = |file| {
         let kernels = Some(file);
         KernelFiles {
@@ -67,7 +64,7 @@ fn other_kernels_are_no_probes_and_probes_no_other_kernels() {
         }
         .kernels()
     };
-    let (file, error) = given("no-kernels", PROBES, kernels);
+    let (file, error) = given(PROBES, kernels);
     let wanted = format!("--kernels {file}: the PTX for sm_90a has no kernel ferry_");
     assert!(error.is_some_and(|error| error.starts_with(&wanted)));
 }
@@ -101,7 +98,7 @@ fn kernels_with_another_epilogue_are_no_kernels_with_options_and_none_for_rows()
     ];
     for (flag, files) in WITH_OPTIONS {
         for (text, reason) in wrong {
-            let (file, error) = given("no-options", text, |file| files(file).kernels());
+            let (file, error) = given(text, |file| files(file).kernels());
             let wanted = format!("{flag} {file}: {reason}");
             assert!(
                 error
@@ -132,7 +129,7 @@ fn only_kernels_for_rows_may_lack_the_local_ones() {
     let taken = WITH_OPTIONS.map(|(_, files)| {
         [&whole, &without].map(|text| {
             let load = |file| files(file).kernels();
-            given("local", text, load).1
+            given(text, load).1
         })
     });
     let [[None, Some(refused)], [None, None]] = taken else {
@@ -152,7 +149,7 @@ fn a_probe_that_is_missing_is_named() {
     for kernel in kernels.map(|name| format!("ferry_probe_{name}")) {
         let text = PROBES.replace(&format!(" {kernel}("), " other(");
         let reason = format!("the PTX for sm_90a has no kernel {kernel}");
-        refused(&kernel, &text, &reason);
+        refused(&text, &reason);
     }
 }
 
@@ -163,12 +160,12 @@ fn probes_of_another_version_or_no_text_are_refused() {
         "ferry_probe_convert_param_0[24]",
     );
     let reason = "the kernel ferry_probe_convert is given parameters of [32] bytes, but takes [24]";
-    refused("parameters", &text, reason);
+    refused(&text, reason);
     let text = PROBES.replace("ferry_layout_fingerprint", "other");
     let reason = "the kernels' ferry_layout_fingerprint is missing";
-    refused("layout", &text, reason);
-    refused("no-ptx", "int main() {}", "the kernels' text is not PTX");
-    let missing = temp_dir().join("ferry-no-such.ptx");
+    refused(&text, reason);
+    refused("int main() {}", "the kernels' text is not PTX");
+    let missing = PathBuf::from("no/such.ptx");
     let wanted = format!("--probe-kernels {}: ", missing.display());
     assert!(format!("{:#}", probes(missing).unwrap_err()).starts_with(&wanted));
 }

@@ -6,7 +6,6 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -16,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferry_network::{counts, host_name, settings};
+use tempfile::TempDir;
 
 use crate::group::gpus;
 
@@ -60,7 +60,7 @@ pub struct Network {
     variables: Vec<(OsString, OsString)>,
     // The daemon ends before its folder.
     mps: Option<Mps>,
-    folder: Option<Folder>,
+    folder: Option<TempDir>,
 }
 
 impl Network {
@@ -99,10 +99,10 @@ impl Network {
 
     /// Makes the folder, and starts the daemon that `mps` names if ranks share the `gpus` GPUs.
     fn open(&mut self, mps: &OsStr, shares_gpus: bool, gpus: usize) -> Result<()> {
-        let folder = self.folder.insert(Folder::new()?);
+        let folder = self.folder.insert(scratch()?);
         if shares_gpus {
             let visible = env::var_os(mps::VISIBLE);
-            let daemon = Mps::start(mps, &folder.0, gpus, visible)?;
+            let daemon = Mps::start(mps, folder.path(), gpus, visible)?;
             let daemon = self.mps.insert(daemon);
             self.variables.extend(daemon.variables());
         }
@@ -123,7 +123,7 @@ impl Network {
     pub fn add_to(&self, command: &mut Command, rank: usize) {
         let counts = self.folder.iter();
         let counts: String = counts
-            .map(|folder| format!(",counts={}", folder.0.display()))
+            .map(|folder| format!(",counts={}", folder.path().display()))
             .collect();
         command
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
@@ -142,7 +142,7 @@ impl Network {
             return;
         };
         for rank in 0..ranks {
-            let text = fs::read_to_string(counts::file(&folder.0, rank)).unwrap_or_default();
+            let text = fs::read_to_string(counts::file(folder.path(), rank)).unwrap_or_default();
             println!("network of rank {rank}: {}", text.trim());
         }
     }
@@ -316,29 +316,9 @@ pub(crate) fn free_address() -> Result<SocketAddr> {
 }
 
 /// A folder that is removed when it is dropped.
-pub(crate) struct Folder(pub(crate) PathBuf);
-
-impl Folder {
-    pub(crate) fn new() -> Result<Self> {
-        // A process of this number may have ended without removing its folder.
-        for number in 0.. {
-            let name = format!("ferry-network-{}-{number}", std::process::id());
-            let folder = env::temp_dir().join(name);
-            match fs::create_dir(&folder) {
-                Ok(()) => return Ok(Self(folder)),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).context(format!("making {}", folder.display())),
-            }
-        }
-        unreachable!("some number is free")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Nothing depends on it.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+pub(crate) fn scratch() -> Result<TempDir> {
+    let made = tempfile::Builder::new().prefix("ferry-").tempdir();
+    made.context("making a folder")
 }
 
 /// The transport beside this program.

@@ -338,7 +338,8 @@ mod tests {
 
     #[test]
     fn a_digest_that_was_made_beside_another_is_named_with_the_command_that_renews_it() {
-        let root = std::env::temp_dir().join(format!("ferry-stale-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path();
         let write = |file: &str, text: &str| {
             let path = root.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -353,17 +354,16 @@ mod tests {
             let sections = ["sm_90a", "sm_100a"].map(of_section).concat();
             write(CodeGenerator::Nvvm.digest_file(package), &sections);
         }
-        assert_eq!(stale_digests(&root).unwrap(), [""; 0]);
+        assert_eq!(stale_digests(root).unwrap(), [""; 0]);
         let changed = "\n[sm_90a]\nptx 8.3\n";
         write("gpu/probes/ptx-digest.txt", changed);
         let found = [
             "gpu/probes/nvvm-digest.txt was made beside another gpu/probes/ptx-digest.txt (sm_90a): \
              where rust-cuda is, `cargo xtask build-ptx --backend nvvm --rust-cuda PATH --bless` renews it",
         ];
-        assert_eq!(stale_digests(&root).unwrap(), found);
+        assert_eq!(stale_digests(root).unwrap(), found);
         fs::remove_file(root.join("gpu/probes/nvvm-digest.txt")).unwrap();
         let missing = found[0].replace("(sm_90a)", "(sm_90a, sm_100a)");
-        assert_eq!(stale_digests(&root).unwrap(), [missing]);
-        fs::remove_dir_all(root).unwrap();
+        assert_eq!(stale_digests(root).unwrap(), [missing]);
     }
 }

@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn folders_are_compared_file_by_file() {
-        let root = std::env::temp_dir().join(format!("ferry-compare-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path();
         let [a, b] = ["a", "b"].map(|name| root.join(name));
         let ptx = ".version 8.3\n.visible .entry k()\n{\n\tret;\n}\n";
         for folder in [&a, &b] {
@@ -77,6 +78,5 @@ mod tests {
         fs::write(b.join("sm_90a.ptx"), ptx).unwrap();
         let error = run(&a, &b).unwrap_err().to_string();
         assert_eq!(error, "sm_90a.ptx is in only one of the folders");
-        fs::remove_dir_all(root).unwrap();
     }
 }

@@ -200,13 +200,13 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn without_a_checkout_of_rust_cuda_a_test_counts_as_skipped() {
-        let folder = env::temp_dir().join(format!("ferry-xtask-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path();
         let (places, screen) = (Places::find(), Screen::default());
-        let log = Log::create(&folder, "nvvm").unwrap();
+        let log = Log::create(folder, "nvvm").unwrap();
         for (checkout, wanted) in [
             (None, [0, 0, 1]),
             (Some(""), [0, 0, 1]),
@@ -230,6 +230,5 @@ mod tests {
             } = run.tally;
             assert_eq!([passed, failed, skipped], wanted);
         }
-        fs::remove_dir_all(folder).unwrap();
     }
 }

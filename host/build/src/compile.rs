@@ -406,7 +406,8 @@ mod tests {
             .ancestors()
             .nth(2)
             .unwrap();
-        let target = env::temp_dir().join(format!("ferry-taken-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let target = scratch.path().to_owned();
         let build = |package| Build {
             workspace_root: root,
             target_dir: target.clone(),
@@ -451,6 +452,5 @@ mod tests {
             ..build(Package::NodeOptions)
         };
         assert_eq!(compiled.whole(Variant::Sm80).unwrap(), None);
-        fs::remove_dir_all(target).unwrap();
     }
 }

@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn what_is_embedded_was_checked_and_its_name_follows_its_text() {
-        let folder = env::temp_dir().join(format!("ferry-embed-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path();
         let ptx_path = folder.join("given.ptx");
         let mut artifact = Artifact {
             package: Package::Probes,
@@ -227,13 +227,13 @@ mod tests {
         let mut paths = Vec::new();
         for text in [header, &format!("{header}// other\n")] {
             fs::write(&ptx_path, text).unwrap();
-            let path = embedded(&artifact, &folder).unwrap();
+            let path = embedded(&artifact, folder).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             paths.push(path);
         }
         assert_ne!(paths[0], paths[1]);
         artifact.package = Package::NodeKernels;
-        let refused = embedded(&artifact, &folder).unwrap_err();
+        let refused = embedded(&artifact, folder).unwrap_err();
         assert!(
             matches!(
                 &refused,
@@ -242,6 +242,5 @@ mod tests {
             ),
             "{refused}"
         );
-        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -302,32 +302,28 @@ mod tests {
         assert!(text.contains("3.3.5") && text.contains("3.4.5"), "{text}");
     }
 
-    /// Makes a folder for a test's files.
-    fn scratch(name: &str) -> PathBuf {
-        let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     #[test]
     fn bitcode_with_another_sum_is_refused_with_both_before_a_tool_reads_it() {
-        let folder = scratch("tampered");
-        let bitcode = folder.join("libnvshmem_device.bc");
+        let folder = tempfile::tempdir().unwrap();
+        let bitcode = folder.path().join("libnvshmem_device.bc");
         fs::write(&bitcode, b"abc").unwrap();
-        let refused = reduce_checked(Path::new("no/tools"), &bitcode, &folder.join("small.bc"));
+        let refused = reduce_checked(
+            Path::new("no/tools"),
+            &bitcode,
+            &folder.path().join("small.bc"),
+        );
         let text = refused.unwrap_err().to_string();
         let found = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         for part in [found, BITCODE_SHA256[0], BITCODE_SHA256[1]] {
             assert!(text.contains(part), "{text}");
         }
         assert!(text.contains(bitcode.to_str().unwrap()), "{text}");
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn an_installed_wheel_of_another_version_or_name_is_not_used() {
-        let folder = scratch("packages");
-        let other = folder.join("other");
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("other");
         for record in [
             "nvidia_nvshmem_cu13-3.3.20.dist-info",
             "nvidia_nvshmem_cu12-3.4.5.dist-info",
@@ -335,10 +331,9 @@ mod tests {
             fs::create_dir_all(other.join(record)).unwrap();
         }
         assert_eq!(installed([other.clone()]), None);
-        let right = folder.join("right");
+        let right = folder.path().join("right");
         fs::create_dir_all(right.join("nvidia_nvshmem_cu13-3.4.5.dist-info")).unwrap();
         assert_eq!(installed([other, right.clone()]), Some(right));
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use tempfile::TempDir;
+
 use crate::package::FOLDER_VARIABLE;
 
 use super::*;
@@ -31,15 +33,14 @@ fn text(package: Package, variant: Variant, fingerprint: u64) -> String {
     text
 }
 
-/// A folder of PTX that is removed when dropped.
-struct Folder(PathBuf);
+/// A folder of PTX.
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str, packages: [Package; 3]) -> Self {
-        let name = format!("ferry-prebuilt-{name}-{}", std::process::id());
-        let folder = Self(std::env::temp_dir().join(name));
+    fn new(packages: [Package; 3]) -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
         for subfolder in ["options", "rows"] {
-            fs::create_dir_all(folder.0.join(subfolder)).unwrap();
+            fs::create_dir_all(folder.0.path().join(subfolder)).unwrap();
         }
         for package in packages {
             for variant in Variant::ALL {
@@ -54,35 +55,29 @@ impl Folder {
     }
 
     fn write(&self, package: Package, variant: Variant, text: &str) {
-        fs::write(self.0.join(place(package, variant)), text).unwrap();
+        fs::write(self.0.path().join(place(package, variant)), text).unwrap();
     }
 
     /// The refusal's path, below this folder, and its reason.
     fn refused(&self, packages: [Package; 3]) -> (PathBuf, PrebuiltProblem) {
-        match prebuilt(&self.0, &packages) {
+        match prebuilt(self.0.path(), &packages) {
             Err(Error::Prebuilt { path, problem }) => {
-                (path.strip_prefix(&self.0).unwrap().into(), problem)
+                (path.strip_prefix(self.0.path()).unwrap().into(), problem)
             }
             other => panic!("not refused: {other:?}"),
         }
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn a_whole_folder_is_taken_and_more_kernels_are_allowed() {
-    let node = Folder::new("node", NODE);
-    let taken = prebuilt(&node.0, &NODE).unwrap();
+    let node = Folder::new(NODE);
+    let taken = prebuilt(node.0.path(), &NODE).unwrap();
     assert_eq!(taken.len(), 9);
     assert!(taken[5].ptx_path.ends_with("options/sm_100a.ptx"));
     assert!(taken[8].ptx_path.ends_with("rows/sm_100a.ptx"));
-    let all = Folder::new("all", ALL);
-    assert!(prebuilt(&all.0, &NODE).is_ok() && prebuilt(&all.0, &ALL).is_ok());
+    let all = Folder::new(ALL);
+    assert!(prebuilt(all.0.path(), &NODE).is_ok() && prebuilt(all.0.path(), &ALL).is_ok());
 }
 
 #[test]
@@ -107,10 +102,10 @@ fn a_folder_that_is_none_is_refused_and_the_text_says_what_would_do() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let folder = Folder::new("missing", NODE);
+    let folder = Folder::new(NODE);
     // The last one first: the first one that is missing is named.
     for file in ["rows/sm_90a.ptx", "options/sm_90a.ptx"] {
-        fs::remove_file(folder.0.join(file)).unwrap();
+        fs::remove_file(folder.0.path().join(file)).unwrap();
         let wanted = (file.into(), PrebuiltProblem::NoFile);
         assert_eq!(folder.refused(NODE), wanted);
     }
@@ -118,7 +113,7 @@ fn a_missing_file_is_named() {
 
 #[test]
 fn ptx_of_another_layout_or_without_a_layout_is_refused() {
-    let folder = Folder::new("layout", NODE);
+    let folder = Folder::new(NODE);
     let (package, variant) = (Package::NodeKernels, Variant::Sm80);
     let other = LAYOUT_FINGERPRINT ^ 1;
     folder.write(package, variant, &text(package, variant, other));
@@ -135,7 +130,7 @@ fn ptx_of_another_layout_or_without_a_layout_is_refused() {
 
 #[test]
 fn a_text_that_is_none_or_for_another_generation_or_lacks_a_kernel_is_refused() {
-    let folder = Folder::new("text", NODE);
+    let folder = Folder::new(NODE);
     let (package, variant) = (Package::NodeOptions, Variant::Sm90a);
     let wrong = [
         (String::new(), "it is not PTX"),
@@ -158,7 +153,7 @@ fn a_text_that_is_none_or_for_another_generation_or_lacks_a_kernel_is_refused() 
 
 #[test]
 fn kernels_for_rows_have_no_local_ones_and_each_of_the_others() {
-    let folder = Folder::new("rows", NODE);
+    let folder = Folder::new(NODE);
     let (package, variant) = (Package::NodeRows, Variant::Sm100a);
     let whole = text(package, variant, LAYOUT_FINGERPRINT);
     assert!(!whole.contains("_local") && !whole.contains("silu"));
@@ -171,7 +166,7 @@ fn kernels_for_rows_have_no_local_ones_and_each_of_the_others() {
 
 #[test]
 fn kernels_of_one_node_do_not_do_for_nvshmem() {
-    let folder = Folder::new("one-node", NODE);
+    let folder = Folder::new(NODE);
     let (path, problem) = folder.refused(ALL);
     assert_eq!(path, Path::new("sm_80.ptx"));
     let kernel = "ferry_dispatch_async_shmem".to_owned();

@@ -79,18 +79,18 @@ mod tests {
 
     #[test]
     fn a_changed_renamed_or_added_source_changes_the_stamp() {
-        let folder = std::env::temp_dir().join(format!("ferry-stamp-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path();
         fs::create_dir_all(folder.join("src")).unwrap();
         fs::write(folder.join("src/lib.rs"), "one").unwrap();
-        let first = stamp_of(&folder);
-        assert_eq!(first, stamp_of(&folder));
+        let first = stamp_of(folder);
+        assert_eq!(first, stamp_of(folder));
         fs::write(folder.join("notes.txt"), "not a source").unwrap();
-        assert_eq!(first, stamp_of(&folder));
+        assert_eq!(first, stamp_of(folder));
         fs::write(folder.join("src/lib.rs"), "two").unwrap();
-        let second = stamp_of(&folder);
+        let second = stamp_of(folder);
         assert_ne!(first, second);
         fs::rename(folder.join("src/lib.rs"), folder.join("src/main.rs")).unwrap();
-        assert_ne!(second, stamp_of(&folder));
-        fs::remove_dir_all(&folder).unwrap();
+        assert_ne!(second, stamp_of(folder));
     }
 }

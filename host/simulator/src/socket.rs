@@ -178,20 +178,14 @@ mod tests {
 
     use super::*;
 
-    /// A path in a folder of the test's own.
-    fn path(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        folder.join("s")
-    }
-
     fn listed(path: &Path) -> usize {
         fs::read_dir(path.parent().unwrap()).unwrap().count()
     }
 
     #[test]
     fn one_of_many_ranks_0_has_the_path_and_none_removes_its_file() {
-        let path = path("many");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
         for _ in 0..50 {
             // At which nobody listens.
             drop(UnixListener::bind(&path).unwrap());
@@ -211,12 +205,12 @@ mod tests {
             drop(made);
             assert_eq!(listed(&path), 0);
         }
-        fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn the_socket_of_another_stays() {
-        let path = path("other");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
         let (_listener, socket) = listen(&path, &Options::new(2, 1)).unwrap();
         // Made first, so that it has another inode.
         let other = beside(&path, "other");
@@ -224,12 +218,12 @@ mod tests {
         fs::rename(&other, &path).unwrap();
         drop(socket);
         assert_eq!(listed(&path), 1);
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn folders_that_were_left_are_in_nobodys_way_but_files_named_like_locks_stay() {
-        let path = path("left");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
         for at in 0..2 {
             fs::create_dir(beside(&path, process::id() + at)).unwrap();
         }
@@ -242,6 +236,5 @@ mod tests {
             "{refused}"
         );
         assert_eq!(listed(&path), 3);
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }

@@ -1,7 +1,6 @@
 //! The functions that the driver must have, and errors if it has not.
 
-use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
@@ -23,9 +22,7 @@ fn a_library_that_is_missing_is_named_with_what_helps() {
 }
 
 /// Compiles a library from this C code, in place of a driver.
-fn stand_in(name: &str, code: &str) -> PathBuf {
-    let folder = env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+fn stand_in(folder: &Path, code: &str) -> PathBuf {
     let (source, library) = (folder.join("a.c"), folder.join(NAME));
     std::fs::write(&source, code).unwrap();
     let mut compiler = Command::new("cc");
@@ -35,11 +32,11 @@ fn stand_in(name: &str, code: &str) -> PathBuf {
 }
 
 /// The error of loading a driver made from this C code.
-fn error_of(name: &str, code: &str) -> Error {
-    let library = stand_in(name, code);
+fn error_of(code: &str) -> Error {
+    let folder = tempfile::tempdir().unwrap();
+    let library = stand_in(folder.path(), code);
     let loaded = Library::load(library.to_str().unwrap()).unwrap();
     let error = Functions::of(&loaded).err().unwrap();
-    std::fs::remove_dir_all(library.parent().unwrap()).unwrap();
     error.into()
 }
 
@@ -47,7 +44,7 @@ fn error_of(name: &str, code: &str) -> Error {
 fn a_function_that_a_driver_lacks_is_named_with_the_drivers_version() {
     let code = "int cuInit(unsigned f) { return 0; }
                 int cuDriverGetVersion(int *version) { *version = 11020; return 0; }";
-    let error = error_of("old", code);
+    let error = error_of(code);
     let Error::Driver(DriverError::TooOld { function, driver }) = &error else {
         panic!("{error}");
     };
@@ -61,7 +58,7 @@ fn a_function_that_a_driver_lacks_is_named_with_the_drivers_version() {
 
 #[test]
 fn a_library_that_is_no_driver_is_refused() {
-    let error = error_of("other", "int other(void) { return 0; }");
+    let error = error_of("int other(void) { return 0; }");
     let Error::Driver(DriverError::TooOld { function, driver }) = &error else {
         panic!("{error}");
     };

@@ -125,8 +125,8 @@ fn program(folder: &Path, name: &str, lines: &str) -> OsString {
 
 #[test]
 fn each_suite_sees_its_gpus_and_no_daemon_but_its_own_which_ends_with_it() {
-    let folder = env::temp_dir().join(format!("ferry-all-{}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = scratch.path();
     let says = "mps=; [[ -d $CUDA_MPS_PIPE_DIRECTORY ]] && mps=' without MPS'
         [[ -e $CUDA_MPS_PIPE_DIRECTORY/control ]] && mps=' under MPS'
         echo \"$1 sees $CUDA_VISIBLE_DEVICES$mps $NVSHMEM_DISABLE_NVLS$NCCL_NVLS_ENABLE\" >> log
@@ -134,13 +134,13 @@ fn each_suite_sees_its_gpus_and_no_daemon_but_its_own_which_ends_with_it() {
     let daemon = "if [[ ${1:-} == -d ]]; then touch $CUDA_MPS_PIPE_DIRECTORY/control
         echo daemon sees $CUDA_VISIBLE_DEVICES >> log; else read -r word; echo $word >> log; fi";
     let mut machine = Machine {
-        program: program(&folder, "says", says),
+        program: program(folder, "says", says),
         mpirun: program(
-            &folder,
+            folder,
             "mpirun",
             "echo $2 $3 $4 >> log; shift 4; exec \"$@\"",
         ),
-        mps: program(&folder, "mps", daemon),
+        mps: program(folder, "mps", daemon),
         commit: "0123abc\n".into(),
         gpus: 2,
         visible: Some("5,3".into()),
@@ -155,5 +155,4 @@ fn each_suite_sees_its_gpus_and_no_daemon_but_its_own_which_ends_with_it() {
     // Without a daemon's program, its suites are left out.
     machine.mps = "no-such-program".into();
     machine.run_all(&suites).unwrap();
-    fs::remove_dir_all(folder).unwrap();
 }

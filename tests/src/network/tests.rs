@@ -102,25 +102,20 @@ fn program(folder: &Path, name: &str, lines: &str) -> PathBuf {
     file
 }
 
-fn folder(name: &str) -> Folder {
-    let folder = env::temp_dir().join(format!("ferry-launch-{name}-{}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
-    Folder(folder)
-}
-
 #[test]
 fn a_rank_that_fails_is_named_and_all_are_awaited() {
-    let folder = folder("fails");
+    let scratch = scratch().unwrap();
+    let folder = scratch.path();
     let mut launch = launch("gpu --network fence --ranks 3", 1).unwrap();
     let lines = format!(
         "while [[ $# -gt 0 ]]; do [[ $1 == --rank ]] && rank=$2; shift; done\n\
          sleep 0.$rank; touch {}/ended-$rank; [[ $rank != 1 ]]",
-        folder.0.display()
+        folder.display()
     );
-    launch.program = program(&folder.0, "fails", &lines);
+    launch.program = program(folder, "fails", &lines);
     let error = launch.run().unwrap_err().to_string();
     assert_eq!(error, "rank 1 ended with exit status: 1");
-    assert!((0..3).all(|rank| folder.0.join(format!("ended-{rank}")).exists()));
+    assert!((0..3).all(|rank| folder.join(format!("ended-{rank}")).exists()));
 }
 
 #[test]
@@ -146,23 +141,27 @@ fn launch_that_is_ended() {
 #[test]
 fn a_launch_that_is_ended_ends_its_processes_and_its_daemon() {
     for signal in ["INT", "TERM"] {
-        let folder = folder(signal);
-        let path = folder.0.display();
+        let scratch = scratch().unwrap();
+        let folder = scratch.path();
+        let path = folder.display();
         let lines = format!("echo $$ >> {path}/ranks\nexec sleep 600");
-        program(&folder.0, "rank", &lines);
+        program(folder, "rank", &lines);
         program(
-            &folder.0,
+            folder,
             "mps",
             &format!("[[ ${{1:-}} == -d ]] && exit\nread -r word; echo $word > {path}/quit"),
         );
+        let own = folder.join("own");
+        fs::create_dir(&own).unwrap();
         let name = "network::tests::launch_that_is_ended";
         let mut process = Command::new(env::current_exe().unwrap());
         process
             .args(["--exact", name])
-            .env("FOLDER", &folder.0)
+            .env("FOLDER", folder)
+            .env("TMPDIR", &own)
             .stdout(Stdio::null());
         let mut child = process.spawn().unwrap();
-        let ranks = || fs::read_to_string(folder.0.join("ranks")).unwrap_or_default();
+        let ranks = || fs::read_to_string(folder.join("ranks")).unwrap_or_default();
         let limit = Instant::now() + Duration::from_secs(60);
         while ranks().lines().count() < 2 && Instant::now() < limit {
             thread::sleep(Duration::from_millis(5));
@@ -171,34 +170,34 @@ fn a_launch_that_is_ended_ends_its_processes_and_its_daemon() {
         let kill = Command::new("kill").args(["-s", signal, &number]).status();
         assert!(kill.unwrap().success());
         assert!(child.wait().unwrap().success());
-        let error = fs::read_to_string(folder.0.join("error")).unwrap();
+        let error = fs::read_to_string(folder.join("error")).unwrap();
         assert_eq!(error, "ended by the user");
         assert_eq!(
-            fs::read_to_string(folder.0.join("quit")).unwrap(),
+            fs::read_to_string(folder.join("quit")).unwrap(),
             "quit -t 10\n"
         );
         for rank in ranks().lines() {
             assert!(!Path::new("/proc").join(rank).exists(), "{signal}: {rank}");
         }
-        let own = env::temp_dir().join(format!("ferry-network-{number}"));
-        assert!(!own.exists());
+        assert_eq!(fs::read_dir(own).unwrap().count(), 0);
     }
 }
 
 #[test]
 fn a_daemon_of_mps_ends_with_its_launch_also_if_it_does_not_listen() {
-    let folder = folder("mps");
-    let log = folder.0.join("log");
+    let scratch = scratch().unwrap();
+    let folder = scratch.path();
+    let log = folder.join("log");
     let lines = format!(
         "if [[ ${{1:-}} == -d ]]; then echo start $CUDA_MPS_PIPE_DIRECTORY >> {log}\n\
          (exec sleep 600) > /dev/null 2>&1 & echo $! > $CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid\n\
          else read -r word; echo $word >> {log}; [[ -z $DEAF ]]; fi",
         log = log.display()
     );
-    let listens = program(&folder.0, "listens", &format!("DEAF=\n{lines}"));
-    let is_deaf = program(&folder.0, "deaf", &format!("DEAF=yes\n{lines}"));
+    let listens = program(folder, "listens", &format!("DEAF=\n{lines}"));
+    let is_deaf = program(folder, "deaf", &format!("DEAF=yes\n{lines}"));
     for (name, program) in [("listens", &listens), ("deaf", &is_deaf)] {
-        let own = folder.0.join(format!("of-{name}"));
+        let own = folder.join(format!("of-{name}"));
         fs::create_dir(&own).unwrap();
         let mps = Mps::start(program.as_os_str(), &own, 2, None).unwrap();
         let pipes = own.join("pipes");
@@ -225,7 +224,7 @@ fn a_daemon_of_mps_ends_with_its_launch_also_if_it_does_not_listen() {
     }
     let missing = Mps::start(
         OsStr::new("no-such-program"),
-        &folder.0.join("of-deaf/logs"),
+        &folder.join("of-deaf/logs"),
         1,
         None,
     );

@@ -70,11 +70,10 @@ fn told(spoil: fn(&mut Process)) -> [String; 2] {
     let process = move |rank: u32| {
         let wait = Duration::from_secs(5);
         let mut tcp = TcpBootstrap::connect(rank, 2, address, wait).unwrap();
-        let name = format!("ferry-replay-{}-{}", std::process::id(), address.port());
-        let path = std::env::temp_dir().join(name);
+        let folder = tempfile::tempdir().unwrap();
         let mut process = Process {
             options: Options::new(2, 1),
-            args: args(path.clone()),
+            args: args(folder.path().join("out")),
             given: Ok(given()),
         };
         if rank == 0 {
@@ -91,8 +90,6 @@ fn told(spoil: fn(&mut Process)) -> [String; 2] {
         });
         let open = OpenGroup::new(group, gather);
         let result = replay(open, &process.args, process.given);
-        // The second may have written before it heard of the first.
-        let _ = std::fs::remove_file(path);
         format!("{:#}", result.unwrap_err())
     };
     let threads = [0, 1].map(|rank| std::thread::spawn(move || process(rank)));
@@ -123,6 +120,6 @@ fn where_one_process_fails_all_say_why() {
         });
     });
     both("no such folder", |process| {
-        process.args.output = std::env::temp_dir().join("no such folder").join("out");
+        process.args.output = "no such folder/out".into();
     });
 }

@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn trees_lie_over_each_other_and_links_are_renewed() {
-        let root = std::env::temp_dir().join(format!("ferry-links-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path();
         for (file, text) in [("a/x/one", "1"), ("b/x/two", "2")] {
             let path = root.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -96,6 +97,5 @@ mod tests {
         assert_eq!(fs::read_to_string(root.join("to/x/one")).unwrap(), "1");
         link(&root.join("b/x/two"), &root.join("to/x/one")).unwrap();
         assert_eq!(fs::read_to_string(root.join("to/x/one")).unwrap(), "2");
-        fs::remove_dir_all(root).unwrap();
     }
 }

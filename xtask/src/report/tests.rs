@@ -177,28 +177,28 @@ fn a_stage_of_a_layer_has_a_colour() {
 
 #[test]
 fn a_stale_page_is_found() {
-    let root = std::env::temp_dir().join(format!("ferry-report-{}", std::process::id()));
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path();
     fs::create_dir_all(root.join(FOLDER)).unwrap();
     let write = |path: &str, text: &str| fs::write(root.join(path), text).unwrap();
     let record = format!("{FOLDER}/{NAME}");
     write(&record, &round(2, "fp8", 1, 10.0));
     assert_eq!(
-        complaint(&root).unwrap(),
+        complaint(root).unwrap(),
         "BENCHMARKS.md is stale; renew it with `cargo xtask bench --report`"
     );
-    run(&root, false).unwrap();
-    assert_eq!(complaint(&root), None);
-    let page = read(&root, PAGE).unwrap();
+    run(root, false).unwrap();
+    assert_eq!(complaint(root), None);
+    let page = read(root, PAGE).unwrap();
     assert!(page.contains(NAME) && !page.contains("{{") && page.contains("\n## Method\n"));
     write(CHART, "<svg/>");
-    assert!(complaint(&root).unwrap().contains("chart.svg is stale"));
-    run(&root, false).unwrap();
+    assert!(complaint(root).unwrap().contains("chart.svg is stale"));
+    run(root, false).unwrap();
     write(&record, &round(2, "fp8", 1, 9.0));
     assert!(
-        run(&root, true)
+        run(root, true)
             .unwrap_err()
             .to_string()
             .contains("BENCHMARKS.md is stale")
     );
-    fs::remove_dir_all(root).unwrap();
 }

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use std::ptr;
 
 use libloading::os::unix::Library;
+use tempfile::TempDir;
 
 /// The name by which NVSHMEM opens its transport for UCX.
 const NAME: &str = "nvshmem_transport_ucx.so.3";
@@ -39,16 +40,15 @@ fn text(output: &Output) -> String {
 }
 
 /// A folder of this test with libraries of two names that ask for the host's name.
-fn askers() -> PathBuf {
-    let folder = env::temp_dir().join(format!("ferry-preloaded-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let source = folder.join("asks.c");
+fn askers() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("asks.c");
     fs::write(&source, ASKS).unwrap();
     for name in ["libnvshmem_asks.so", "libother.so"] {
         let mut compiled = Command::new("cc");
         compiled.args(["-shared", "-fPIC", "-O2", "-o"]);
         let output = compiled
-            .arg(folder.join(name))
+            .arg(folder.path().join(name))
             .arg(&source)
             .output()
             .unwrap();
@@ -94,11 +94,10 @@ fn nvshmem_finds_it_by_name_and_alone_has_a_host_name_of_its_own() {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", "process", "--nocapture"])
         .env("LD_PRELOAD", library())
-        .env("ASKERS", &folder)
+        .env("ASKERS", folder.path())
         .env("FERRY_NETWORK_HOST", "node7")
         .output()
         .unwrap();
-    fs::remove_dir_all(folder).unwrap();
     let text = text(&output);
     let machine = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let machine = machine.trim();

@@ -3,17 +3,17 @@
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 /// Processes to be started.
 pub struct Job {
     pes: usize,
-    folder: PathBuf,
+    folder: TempDir,
     variables: Vec<(String, String)>,
 }
 
@@ -51,12 +51,8 @@ impl Ended {
 
 impl Job {
     pub fn new(settings: &str, pes: usize) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ferry-network-{}-{number}", std::process::id());
-        let folder = env::temp_dir().join(name);
-        fs::create_dir(&folder).unwrap();
-        let settings = format!("{settings},memory=host,counts={}", folder.display());
+        let folder = tempfile::tempdir().unwrap();
+        let settings = format!("{settings},memory=host,counts={}", folder.path().display());
         Self {
             pes,
             folder,
@@ -105,7 +101,7 @@ impl Job {
         let mut ended = Vec::new();
         for (pe, (mut child, text)) in children.into_iter().zip(texts).enumerate() {
             let success = child.wait().unwrap().success();
-            let file = self.folder.join(format!("{pe}.json"));
+            let file = self.folder.path().join(format!("{pe}.json"));
             let counts = fs::read_to_string(file).unwrap_or_default();
             ended.push(Ended {
                 text,
@@ -128,12 +124,6 @@ impl Job {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.spawn().unwrap()
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -57,7 +57,8 @@ fn the_same_code_has_no_difference() {
 
 #[test]
 fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_changed() {
-    let root = std::env::temp_dir().join(format!("ferry-digests-{}", std::process::id()));
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path();
     let package = Package::Kernels;
     let [stock, nvvm] = [CodeGenerator::Stock, CodeGenerator::Nvvm]
         .map(|generator| root.join(generator.digest_file(package)));
@@ -73,14 +74,11 @@ fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_change
         digest
     };
     let stale = |text: &str| stale_variants(&fs::read_to_string(&nvvm).unwrap(), text);
-    of(Variant::Sm90a).bless(&root).unwrap();
+    of(Variant::Sm90a).bless(root).unwrap();
     assert_eq!(stale(text), [Variant::Sm100a], "it is not there");
-    of(Variant::Sm100a).bless(&root).unwrap();
+    of(Variant::Sm100a).bless(root).unwrap();
     assert_eq!(stale(text), []);
-    assert_eq!(
-        of(Variant::Sm90a).compare_with_committed(&root).unwrap(),
-        ""
-    );
+    assert_eq!(of(Variant::Sm90a).compare_with_committed(root).unwrap(), "");
     assert_eq!(
         stale(&text.replace("8.0", "8.1")),
         [],
@@ -90,13 +88,12 @@ fn a_digest_of_the_second_generator_is_stale_once_the_stock_one_beside_it_change
     assert_eq!(stale(&changed), [Variant::Sm90a]);
     assert_eq!(stale(&text.replace("8.6", "8.7")), [Variant::Sm100a]);
     fs::write(&stock, changed).unwrap();
-    let report = of(Variant::Sm90a).compare_with_committed(&root).unwrap();
+    let report = of(Variant::Sm90a).compare_with_committed(root).unwrap();
     assert_eq!(report.matches("stock").count(), 2, "{report}");
     assert_eq!(
-        of(Variant::Sm100a).compare_with_committed(&root).unwrap(),
+        of(Variant::Sm100a).compare_with_committed(root).unwrap(),
         ""
     );
-    fs::remove_dir_all(root).unwrap();
 }
 
 #[test]

@@ -137,15 +137,17 @@ fn channel(toolchain: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     /// A folder with these manifests.
-    fn folder(name: &str, manifest: &str, toolchain: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("ferry-{name}-{}", std::process::id()));
-        let package = folder.join("crates/rustc_codegen_nvvm");
+    fn folder(manifest: &str, toolchain: &str) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let package = folder.path().join("crates/rustc_codegen_nvvm");
         fs::create_dir_all(&package).unwrap();
         fs::write(package.join("Cargo.toml"), manifest).unwrap();
-        fs::write(folder.join("rust-toolchain.toml"), toolchain).unwrap();
+        fs::write(folder.path().join("rust-toolchain.toml"), toolchain).unwrap();
         folder
     }
 
@@ -156,42 +158,37 @@ mod tests {
     fn what_lacks_something_is_refused_with_the_command_that_gets_another() {
         let cases = [
             (
-                "no-feature",
                 "[features]\ndefault = []\n[x]\nllvm19 = []\n",
                 RIGHT,
                 "without the feature llvm19",
             ),
             (
-                "other-nightly",
                 MANIFEST,
                 "channel = \"nightly-2025-01-01\"",
                 "is for nightly-2025-01-01, not",
             ),
             (
-                "no-toolchain",
                 MANIFEST,
                 "",
                 "is for no toolchain, not for nightly-2026-04-02",
             ),
-            ("empty", "", RIGHT, "has no crates/rustc_codegen_nvvm"),
+            ("", RIGHT, "has no crates/rustc_codegen_nvvm"),
         ];
-        for (name, manifest, toolchain, said) in cases {
-            let folder = folder(name, manifest, toolchain);
-            let text = Checkout::open(&folder).unwrap_err().to_string();
+        for (manifest, toolchain, said) in cases {
+            let folder = folder(manifest, toolchain);
+            let text = Checkout::open(folder.path()).unwrap_err().to_string();
             assert!(
                 text.contains(said) && text.contains(TESTED_COMMIT),
                 "{text}"
             );
-            assert!(text.contains(folder.to_str().unwrap()), "{text}");
-            fs::remove_dir_all(folder).unwrap();
+            assert!(text.contains(folder.path().to_str().unwrap()), "{text}");
         }
     }
 
     #[test]
     fn a_folder_without_a_commit_is_taken_and_not_the_tested_one() {
-        let folder = folder("no-commit", MANIFEST, RIGHT);
-        let checkout = Checkout::open(&folder).unwrap();
+        let folder = folder(MANIFEST, RIGHT);
+        let checkout = Checkout::open(folder.path()).unwrap();
         assert!(!checkout.is_tested());
-        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn a_mirror_drops_what_is_gone_and_leaves_alone_what_is_the_same() {
-        let root = std::env::temp_dir().join(format!("ferry-mirror-{}", std::process::id()));
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path();
         let [from, to] = ["from", "to"].map(|name| root.join(name));
         fs::create_dir_all(from.join("src")).unwrap();
         fs::create_dir_all(to.join("gone")).unwrap();
@@ -142,22 +143,20 @@ mod tests {
         mirror(&from, &to).unwrap();
         assert_eq!(written(&to.join("src/one.rs")), first);
         assert!(!to.join("gone").exists() && !to.join("two.rs").exists());
-        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
     fn another_commit_brings_its_lock_file() {
-        let to = std::env::temp_dir().join(format!("ferry-lock-{}", std::process::id()));
-        fs::create_dir_all(&to).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let to = scratch.path();
         let mut copies = Vec::new();
         for commit in ["one", "one", "two"] {
-            renew_lock(&to, commit, || {
+            renew_lock(to, commit, || {
                 copies.push(commit);
                 write(&to.join("Cargo.lock"), commit.as_bytes())
             })
             .unwrap();
         }
         assert_eq!(copies, ["one", "two"]);
-        fs::remove_dir_all(to).unwrap();
     }
 }
