@@ -122,10 +122,12 @@ fn compare(programs: &[Program; 2], shared: &[OsString], turns: usize) -> Result
         "--turns {turns}: noise shows in 3 turns or more"
     );
     let mut runs: [Vec<Figures>; 2] = [Vec::new(), Vec::new()];
+    let folder = network::scratch()?;
+    let file = folder.path().join("figures.jsonl");
     for turn in 0..2 * turns {
         let program = &programs[turn % 2];
         println!("run {} of {}: {}", turn + 1, 2 * turns, program.name);
-        runs[turn % 2].push(program.measure(shared, turn)?);
+        runs[turn % 2].push(program.measure(shared, &file)?);
     }
     let times = |runs: &[Figures], what: &str| -> Option<Vec<f64>> {
         runs.iter().map(|run| run.get(what).copied()).collect()
@@ -149,21 +151,16 @@ fn compare(programs: &[Program; 2], shared: &[OsString], turns: usize) -> Result
 }
 
 impl Program {
-    /// Runs it once.
-    fn measure(&self, shared: &[OsString], turn: usize) -> Result<Figures> {
-        let name = format!("ferry-against-{}-{turn}.jsonl", std::process::id());
-        let file = std::env::temp_dir().join(name);
+    /// Runs it once, with its figures in `file`.
+    fn measure(&self, shared: &[OsString], file: &Path) -> Result<Figures> {
         let mut command = Command::new(&self.path);
         command
             .args(shared)
             .args(&self.arguments)
             .arg("--json")
-            .arg(&file);
+            .arg(file);
         let output = command.output();
         let output = output.with_context(|| format!("starting {}", self.path.display()))?;
-        let lines = fs::read_to_string(&file).unwrap_or_default();
-        // It is only left where it was never written.
-        let _ = fs::remove_file(&file);
         if !output.status.success() {
             let [said, error] =
                 [&output.stdout, &output.stderr].map(|of| String::from_utf8_lossy(of));
@@ -173,6 +170,10 @@ impl Program {
                 output.status
             );
         }
+        let wrote = || format!("{} wrote no figures", self.path.display());
+        let lines = fs::read_to_string(file).with_context(wrote)?;
+        // A program that writes none does not get those of the last one.
+        fs::remove_file(file).with_context(wrote)?;
         let mut figures = Figures::new();
         for line in lines.lines() {
             let value: Value = serde_json::from_str(line)
@@ -284,47 +285,25 @@ mod tests {
         }
     }
 
-    fn compared(name: &str, this: &[f64], other: &[f64]) -> Result<Vec<Compared>> {
-        let folder = format!("ferry-against-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(folder);
-        fs::create_dir_all(&folder).unwrap();
+    fn compared(this: &[f64], other: &[f64]) -> Result<Vec<Compared>> {
+        let folder = network::scratch().unwrap();
         let programs = [
-            program(&folder, "this program", this),
-            program(&folder, "the other one", other),
+            program(folder.path(), "this program", this),
+            program(folder.path(), "the other one", other),
         ];
-        let all = compare(&programs, &["bench".into()], this.len());
-        fs::remove_dir_all(&folder).unwrap();
-        all
+        compare(&programs, &["bench".into()], this.len())
     }
 
     #[test]
     fn a_difference_counts_if_all_turns_show_it() {
-        for (name, this, other, ratio, verdict) in [
-            (
-                "slower",
-                [11.0, 11.2, 10.9],
-                [10.0, 10.1, 10.0],
-                1.0997,
-                "slower",
-            ),
-            (
-                "faster",
-                [10.0, 10.1, 10.0],
-                [11.0, 11.2, 10.9],
-                0.9094,
-                "faster",
-            ),
-            ("noise", [10.0, 12.0, 11.0], [10.0, 10.0, 11.5], 1.0470, ""),
+        for (this, other, ratio, verdict) in [
+            ([11.0, 11.2, 10.9], [10.0, 10.1, 10.0], 1.0997, "slower"),
+            ([10.0, 10.1, 10.0], [11.0, 11.2, 10.9], 0.9094, "faster"),
+            ([10.0, 12.0, 11.0], [10.0, 10.0, 11.5], 1.0470, ""),
             // What drifts takes both along.
-            (
-                "drift",
-                [10.0, 15.0, 20.0],
-                [9.9, 14.85, 19.8],
-                1.0101,
-                "slower",
-            ),
+            ([10.0, 15.0, 20.0], [9.9, 14.85, 19.8], 1.0101, "slower"),
         ] {
-            let all = compared(name, &this, &other).unwrap();
+            let all = compared(&this, &other).unwrap();
             let [one] = all.as_slice() else {
                 panic!("{all:?}");
             };
@@ -348,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_shown_with_what_it_said() {
-        let error = compared("fails", &[1.0, 1.0, 1.0], &[1.0, f64::NAN, 1.0]).unwrap_err();
+        let error = compared(&[1.0, 1.0, 1.0], &[1.0, f64::NAN, 1.0]).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("the-other-one ended with exit status: 3"),
@@ -356,7 +335,7 @@ mod tests {
         );
         assert!(text.contains("broken"), "{text}");
         assert!(
-            compared("twice", &[1.0; 2], &[1.0; 2])
+            compared(&[1.0; 2], &[1.0; 2])
                 .unwrap_err()
                 .to_string()
                 .contains("--turns 2")
