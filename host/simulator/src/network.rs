@@ -9,6 +9,9 @@ use crate::memory::{Memory, Outside};
 const MAX_PART_BYTES: u64 = 512;
 /// Bytes of a word, which is never torn.
 const WORD_BYTES: u64 = 8;
+/// One of so many puts is held back until nothing else can be done: if nobody waits for it, it arrives after
+/// its round.
+const HELD_ONE_IN: u32 = 16;
 
 /// A rank whose way to other nodes takes no more puts.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,7 @@ struct Flight {
     /// Fences that its warp had issued before.
     fences: u64,
     parts: Vec<Part>,
+    is_held: bool,
 }
 
 impl Flight {
@@ -84,7 +88,7 @@ impl Network {
     }
 
     /// Sends a put of a warp that has issued so many fences.
-    pub fn send(&mut self, sent: &Sent, fences: u64) {
+    pub fn send(&mut self, sent: &Sent, fences: u64, rng: &mut ChaCha8Rng) {
         let part_bytes = match sent.is_words {
             true => WORD_BYTES,
             false => MAX_PART_BYTES,
@@ -106,6 +110,7 @@ impl Network {
             peer: sent.peer,
             fences,
             parts,
+            is_held: rng.random_ratio(1, HELD_ONE_IN),
         });
     }
 
@@ -113,12 +118,13 @@ impl Network {
         self.flights.is_empty()
     }
 
-    /// Delivers a part.
+    /// Delivers a part: `None` if it is of a put that is held back, unless `all` may arrive.
     pub fn deliver(
         &mut self,
+        all: bool,
         memory: &mut Memory,
         rng: &mut ChaCha8Rng,
-    ) -> Result<Delivered, Outside> {
+    ) -> Result<Option<Delivered>, Outside> {
         let mut index = rng.random_range(0..self.flights.len());
         let behind = |index: usize| {
             let flight = &self.flights[index];
@@ -130,6 +136,9 @@ impl Network {
             index = before;
         }
         let flight = &mut self.flights[index];
+        if flight.is_held && !all {
+            return Ok(None);
+        }
         let part = rng.random_range(0..flight.parts.len());
         let Part { from, to, bytes } = flight.parts.swap_remove(part);
         if flight.parts.is_empty() {
@@ -137,7 +146,7 @@ impl Network {
         }
         let bytes = memory.read(from, bytes)?.to_vec();
         memory.write(to, &bytes)?;
-        Ok(Delivered { to, bytes })
+        Ok(Some(Delivered { to, bytes }))
     }
 
     /// Discards the puts of a lost rank.

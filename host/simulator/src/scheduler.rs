@@ -269,14 +269,13 @@ impl World {
         self.find_overdue();
         self.arrive(self.shared.clock.get());
         self.shared.race(&self.options.racing);
-        let under_way = !self.shared.network.borrow().is_empty();
         let choice = self.shared.rng.borrow_mut().random_range(0..8u32);
         match choice {
             0 if self.drain() => {}
-            1 if under_way => self.deliver(),
+            1 if self.deliver(false) => {}
             _ if self.resume_any() => {}
             _ if self.drain() => {}
-            _ if under_way => self.deliver(),
+            _ if self.deliver(false) || self.deliver(true) => {}
             _ => {
                 let stalled = self.running.iter_mut().filter(|w| w.stalled_until > 0);
                 let steps = self.steps;

@@ -38,15 +38,22 @@ impl World {
         true
     }
 
-    pub(super) fn deliver(&mut self) {
+    /// Delivers a part of a put, also of one that is held back if `all`; false if there is none.
+    pub(super) fn deliver(&mut self, all: bool) -> bool {
         let shared = &self.shared;
+        if shared.network.borrow().is_empty() {
+            return false;
+        }
         let delivered = shared.network.borrow_mut().deliver(
+            all,
             &mut shared.memory.borrow_mut(),
             &mut shared.rng.borrow_mut(),
         );
         match delivered {
-            Ok(delivered) => shared.delivered(&delivered),
+            Ok(None) => return false,
+            Ok(Some(delivered)) => shared.delivered(&delivered),
             Err(outside) => shared.report(outside, "a put"),
         }
+        true
     }
 }

@@ -52,9 +52,10 @@ impl Warp<'_> {
             bytes: u64::from(put.bytes),
             is_words,
         };
-        self.shared
-            .network
-            .borrow_mut()
-            .send(&sent, self.fences.get());
+        self.shared.network.borrow_mut().send(
+            &sent,
+            self.fences.get(),
+            &mut self.shared.rng.borrow_mut(),
+        );
     }
 }
