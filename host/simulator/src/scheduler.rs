@@ -435,6 +435,7 @@ impl World {
                     block,
                     deadline,
                     lanes_calls: Cell::new(0),
+                    lanes_differ: Cell::new(false),
                     fences: Cell::new(0),
                     room: Cell::new((0, 0)),
                     birth,

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use corosensei::Yielder;
 use ferry_layout::{Common, Counter, Rank, Signal};
-use ferry_protocol::{Counters, Deadline, Signals, TokenPart};
+use ferry_protocol::{Deadline, Signals, TokenPart};
 
 use crate::args::Args;
 use crate::block::Block;
@@ -59,6 +59,9 @@ pub struct Warp<'y> {
     pub loading: Cell<Option<TokenPart>>,
     /// Start of its rank's window, which it looks up once.
     pub own_window: OnceCell<u64>,
+    /// Whether it has loaded a counter, of which lanes of a GPU may see different values, and has neither
+    /// voted nor converged since.
+    pub lanes_differ: Cell<bool>,
     /// Time at which its current wait times out.
     pub times_out_at: Rc<Cell<u64>>,
 }
@@ -101,6 +104,21 @@ impl Deadline for Warp<'_> {
     }
 
     fn timed_out_by(&self, deadline: u64) -> bool {
+        assert!(
+            !self.lanes_differ.get(),
+            "{}: lanes that have left a wait for a counter would miss this vote",
+            self.name()
+        );
+        self.is_over(deadline)
+    }
+
+    fn lane_timed_out(&self, _look: u32) -> bool {
+        self.is_over(u64::MAX)
+    }
+}
+
+impl Warp<'_> {
+    fn is_over(&self, deadline: u64) -> bool {
         let times_out_at = self.deadline.min(deadline);
         self.times_out_at.set(times_out_at);
         let version = self.shared.version(self.rank);
@@ -112,6 +130,6 @@ impl Deadline for Warp<'_> {
         }
         self.polled.set((version, if is_idle { 0 } else { polls }));
         self.pause();
-        self.load(Counter::Aborted) != 0 || self.shared.clock.get() >= times_out_at
+        self.read_counter(Counter::Aborted) != 0 || self.shared.clock.get() >= times_out_at
     }
 }

@@ -173,8 +173,11 @@ impl<M: Machine> Links<'_, M> {
         let rows = self.test.rows(&self.args.common.shape);
         let warps = machine.warp_position().warps().min(rows) as u64;
         machine.count(Counter::Arrivals);
-        while machine.load_relaxed(Counter::Arrivals) < sends * warps {
-            if machine.timed_out_by(awaited.until) {
+        loop {
+            let have_come = machine.load_relaxed(Counter::Arrivals) >= sends * warps;
+            // Lanes looked at different times, but leave together.
+            let have_come = machine.ballot(machine.lanes(|_| have_come)) != 0;
+            if have_come || machine.timed_out_by(awaited.until) {
                 return;
             }
         }

@@ -99,6 +99,8 @@ impl<M: Machine> Links<'_, M> {
                 return LinkOutcome::Missing;
             }
         }
+        // Before lanes read words whose arrival another lane saw.
+        machine.converge();
         LinkOutcome::Well
     }
 
@@ -120,6 +122,8 @@ impl<M: Machine> Links<'_, M> {
                 }));
             }
         }
+        // Before lanes store the sentinel where another lane read.
+        machine.converge();
         match wrong {
             0 => LinkOutcome::Well,
             _ => LinkOutcome::Wrong,

@@ -8,18 +8,19 @@ use super::Warp;
 impl Counters for Warp<'_> {
     fn add(&self, counter: Counter, amount: u64) -> u64 {
         self.pause();
-        let before = self.load(counter);
+        let before = self.read_counter(counter);
         self.store_now(counter, before + amount);
         before
     }
 
     fn load(&self, counter: Counter) -> u64 {
-        self.with_memory(|memory| memory.read_u64(self.counter(counter)))
+        self.lanes_differ.set(true);
+        self.read_counter(counter)
     }
 
     fn peek(&self, counter: Counter) -> u64 {
         // All warps of a block look before one of them goes on.
-        *self.block.peeked[counter as usize].get_or_init(|| self.load(counter))
+        *self.block.peeked[counter as usize].get_or_init(|| self.read_counter(counter))
     }
 
     fn store(&self, counter: Counter, value: u64) {
@@ -29,7 +30,7 @@ impl Counters for Warp<'_> {
 
     fn raise(&self, counter: Counter, value: u64) -> bool {
         self.pause();
-        let is_lower = self.load(counter) < value;
+        let is_lower = self.read_counter(counter) < value;
         if is_lower {
             self.store_alone(counter, value);
         }
@@ -38,6 +39,11 @@ impl Counters for Warp<'_> {
 }
 
 impl Warp<'_> {
+    /// Reads a counter, for all lanes at one time.
+    pub(super) fn read_counter(&self, counter: Counter) -> u64 {
+        self.with_memory(|memory| memory.read_u64(self.counter(counter)))
+    }
+
     /// Stores a counter after all earlier writes to this rank.
     fn store_now(&self, counter: Counter, value: u64) {
         self.release_own();

@@ -9,8 +9,8 @@ use ferry_layout::{
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
-    Bits, BlockCounter, ByteRange, Counters, Finish, LANES, Machine, OutputRow, Put, Puts, Row,
-    Signals, Tiles, TimedOut, TokenPart, WarpPosition,
+    Bits, BlockCounter, ByteRange, Finish, LANES, Machine, OutputRow, Put, Puts, Row, Signals,
+    Tiles, TimedOut, TokenPart, WarpPosition,
 };
 
 use super::Warp;
@@ -124,6 +124,7 @@ impl Machine for Warp<'_> {
     }
 
     fn ballot(&self, values: Self::Lanes<bool>) -> u32 {
+        self.lanes_differ.set(false);
         values
             .iter()
             .rev()
@@ -131,6 +132,7 @@ impl Machine for Warp<'_> {
     }
 
     fn broadcast(&self, values: Self::Lanes<u32>, lane: u32) -> u32 {
+        self.lanes_differ.set(false);
         values[lane as usize]
     }
 
@@ -141,7 +143,7 @@ impl Machine for Warp<'_> {
     fn take_ticket(&self, counter: Counter) -> [u32; LANES as usize] {
         self.shared.note_work(self.rank);
         self.pause();
-        let before = self.load(counter);
+        let before = self.read_counter(counter);
         self.store_alone(counter, before + 1);
         let mut ticket = [u32::MAX; LANES as usize];
         ticket[0] = before as u32;
@@ -182,7 +184,9 @@ impl Machine for Warp<'_> {
         values.iter().fold(0, |bits, value| bits | value)
     }
 
-    fn converge(&self) {}
+    fn converge(&self) {
+        self.lanes_differ.set(false);
+    }
 
     fn read(&self, table: Table, index: u64) -> u32 {
         let address = self.in_table(table, 4 * index);
