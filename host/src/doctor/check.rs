@@ -1,14 +1,17 @@
 //! Launches of the kernel that checks links, and the exchange of what they found.
 
+use std::sync::PoisonError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytemuck::Zeroable;
 use ferry_layout::{LinkRecord, LinkTest, LinksArgs, Rank};
 
-use super::judge::{Cell, Cells};
+use super::circle::{partner, rounds};
+use super::judge::{Cell, Cells, judge};
 use crate::communicator::Communicator;
 use crate::communicator::memory::agree;
 use crate::error::Error;
+use crate::error::links::{LinkReport, LinksError};
 use crate::group::Group;
 use crate::plan::Plan;
 use crate::plan::config::Config;
@@ -19,13 +22,9 @@ const HIDDEN: usize = 2048;
 /// Times below that, in the simulator for each rank, are never slow: a rank that was interrupted may take
 /// them. In simulated time every rank's turns count, and a stall lasts longer with more ranks.
 const SLOW_FLOOR: Duration = Duration::from_micros(20);
-/// Time before the first slot's end, in addition: a kernel may begin late on all ranks.
-const GRACE: Duration = Duration::from_millis(500);
-/// Time in which one rank of each pair sends: hundreds of times what it takes, and more than ranks begin
-/// after each other. A rank that waits in vain is late for its next peer, which waits a slot longer.
-const SLOT: Duration = Duration::from_millis(20);
-/// [`SLOT`] for each rank on a GPU that ranks share, where they may take turns of milliseconds.
-const SHARED_SLOT: Duration = Duration::from_millis(200);
+/// Time for each half of a launch, for each rank on a GPU: more than ranks begin after each other, as they
+/// come from a rendezvous of their processes.
+const WAIT: Duration = Duration::from_millis(500);
 
 /// Extent of a check.
 #[derive(Clone, Copy)]
@@ -63,140 +62,191 @@ impl Effort {
 /// The ranks of this process, in a communicator that nothing else uses.
 pub(super) struct Check<'a> {
     group: &'a Group,
-    plan: Plan,
     effort: Effort,
     ranks: Vec<Communicator>,
     streams: Vec<Stream>,
-    slot: Duration,
+    /// Pairs that are not left out: a bit for each peer, of each rank.
+    peers: Vec<u64>,
+    /// Most ranks on a GPU.
+    on_a_gpu: u32,
+    /// Number that earlier checks did not have: their rows may still be in the memory that this one was given.
+    salt: u64,
     /// Largest flag so far.
     flags: u64,
 }
 
 impl<'a> Check<'a> {
-    /// Makes the communicator of a group with at most `on_a_gpu` ranks on a GPU. Collective. Synchronizes.
-    pub(super) fn begin(group: &'a Group, on_a_gpu: u64) -> Result<Self, Error> {
-        let effort = Effort::of(group);
+    /// Makes the communicator. Collective. Synchronizes.
+    pub(super) fn begin(group: &'a Group) -> Result<Self, Error> {
+        let (effort, ranks) = (Effort::of(group), group.ranks());
+        let on_a_gpu = (0..ranks).filter_map(|rank| group.gpu_ranks(Rank(rank)));
+        let on_a_gpu = on_a_gpu.map(|gpu| gpu.ranks().count() as u32);
+        let on_a_gpu = on_a_gpu.max().unwrap_or(1);
         let top_k = LinkRecord::WORDS as usize;
-        let experts = top_k * group.ranks() as usize;
-        let plan = Plan::new(group, Config::new(experts, top_k, HIDDEN, effort.rows))?;
-        let slot = match on_a_gpu {
-            1 => SLOT,
-            ranks => SHARED_SLOT * ranks as u32,
+        let config = Config {
+            // Twice what a launch waits, for the kernel to end.
+            deadline: 4 * WAIT * on_a_gpu,
+            ..Config::new(top_k * ranks as usize, top_k, HIDDEN, effort.rows)
         };
-        // Twice as many slots as rounds of pairs, of which there are at most as many as ranks; and as much
-        // time again for the kernel to end.
-        let deadline = 2 * (GRACE + slot * 2 * group.ranks());
-        let mut ranks = Communicator::new(group, &plan)?;
-        for rank in &mut ranks {
-            rank.set_deadline(Some(deadline))?;
-        }
-        let streams = ranks.iter().map(|rank| rank.device().stream());
-        let mut check = Self {
+        let prepare = || {
+            require_one_or_all(group)?;
+            Ok((Plan::new(group, config)?, streams(group)?))
+        };
+        let fabric = &*group.fabric;
+        let (plan, streams) = agree(fabric, "preparing a check of links", prepare())??;
+        let salt = fabric.all_gather(salt())?[0];
+        let ranks = Communicator::new(group, &plan)?;
+        Ok(Self {
             group,
-            plan,
             effort,
-            streams: streams.collect::<Result<_, _>>()?,
             ranks,
-            slot,
+            streams,
+            peers: Cells::all_peers(group.ranks()),
+            on_a_gpu,
+            salt,
             flags: 0,
-        };
+        })
+    }
+
+    /// Makes all tests of all links. Collective. Synchronizes.
+    pub(super) fn report(&mut self) -> Result<LinkReport, Error> {
         // Loads the kernel on all ranks, so that later launches begin at one time. Exchanges nothing.
-        check.run(LinkTest::Flag, &vec![0; group.ranks() as usize])?;
-        Ok(check)
+        self.launch(LinkTest::Flag, |_| None)?;
+        let mut report = LinkReport {
+            ranks: self.group.ranks(),
+            group: self.group.name(),
+            judges_times: self.on_a_gpu == 1,
+            links: Vec::new(),
+        };
+        for test in LinkTest::ALL {
+            let cells = self.run(test)?;
+            let bytes = test.bytes(self.ranks[0].plan().shape());
+            judge(&mut report, (test, bytes), self.effort.floor, &cells);
+        }
+        Ok(report)
     }
 
-    /// Bytes that a test sends.
-    pub(super) const fn bytes(&self, test: LinkTest) -> u64 {
-        test.bytes(self.plan.shape())
-    }
-
-    /// Times that are never slow.
-    pub(super) const fn floor(&self) -> Duration {
-        self.effort.floor
-    }
-
-    /// The communicators, to be closed.
-    pub(super) fn into_ranks(self) -> Vec<Communicator> {
-        self.ranks
-    }
-
-    /// Makes a test of all pairs that are among `peers`: a bit for each peer, of each rank. Collective.
-    /// Synchronizes.
-    pub(super) fn run(&mut self, test: LinkTest, peers: &[u64]) -> Result<Cells, Error> {
+    /// Makes a test of all pairs that are not left out. Collective. Synchronizes.
+    fn run(&mut self, test: LinkTest) -> Result<Cells, Error> {
         let launches = match test {
             LinkTest::Flag | LinkTest::Inline => 1,
             LinkTest::Rows => self.effort.launches,
         };
-        let mut own = Cells::none(self.group.ranks());
-        for _ in 0..launches {
-            let launched = self.launch(test, peers);
-            // Also a barrier: the next launch begins on all ranks after this one has ended on all.
-            let found = agree(&*self.group.fabric, "checking links", launched)??;
-            for (rank, cells) in found {
-                own.merge(rank, &cells);
+        let ranks = self.group.ranks();
+        let mut cells = Cells::none(ranks);
+        for round in 0..rounds(ranks) {
+            for _ in 0..launches {
+                let peers = self.peers.clone();
+                let is_in = |rank: Rank, peer: Rank| peers[rank.0 as usize] >> peer.0 & 1 != 0;
+                let pair = |rank| partner(ranks, round, rank).filter(|&peer| is_in(rank, peer));
+                for (rank, peer, cell) in self.launch(test, pair)? {
+                    cells.merge(rank, peer, cell);
+                }
+                cells.leave_out_bad(&mut self.peers);
             }
         }
-        self.gather(own)
+        Ok(cells)
     }
 
-    /// Launches the test once, and returns what each rank of this process found with each peer.
-    fn launch(&mut self, test: LinkTest, peers: &[u64]) -> Result<Vec<(Rank, Vec<Cell>)>, Error> {
+    /// Launches a test once, for pairs of ranks. Returns each rank of a pair, the other one, and what the
+    /// former found. Collective. Synchronizes.
+    fn launch(
+        &mut self,
+        test: LinkTest,
+        pair: impl Fn(Rank) -> Option<Rank>,
+    ) -> Result<Vec<(Rank, Rank, Cell)>, Error> {
+        let own = self.launch_here(test, &pair);
+        let fabric = &*self.group.fabric;
+        // Also a barrier: the next launch begins on all ranks after this one has ended on all.
+        let own = agree(fabric, "checking links", own)??;
+        let cells = match own.len() == self.group.ranks() as usize {
+            true => own,
+            false => {
+                let words = fabric.all_gather(own[0].word())?;
+                words.into_iter().map(Cell::of_word).collect()
+            }
+        };
+        let found = (0..).map(Rank).zip(cells);
+        let found = found.filter_map(|(rank, cell)| Some((rank, pair(rank)?, cell)));
+        Ok(found.collect())
+    }
+
+    /// Launches a test on the ranks of this process, and returns what each of them found, if it has a pair.
+    fn launch_here(
+        &mut self,
+        test: LinkTest,
+        pair: impl Fn(Rank) -> Option<Rank>,
+    ) -> Result<Vec<Cell>, Error> {
         let repeats = match test {
             LinkTest::Flag | LinkTest::Inline => self.effort.repeats,
             LinkTest::Rows => 2,
         };
-        let flags_before = self.flags;
-        self.flags += 2 * repeats;
-        let numbers: Vec<_> = self.ranks.iter().map(Communicator::rank).collect();
-        let salt = self.group.fabric.all_gather(salt())?;
-        let rank = |at: usize| numbers[at].0 as usize;
-        Communicator::links_all(&mut self.ranks, &self.streams, |at| LinksArgs {
+        let args = LinksArgs {
             test: test as u64,
-            peers: peers[rank(at)],
-            flags_before,
+            flags_before: self.flags,
             repeats,
-            salt: salt[0],
-            grace_ns: GRACE.as_nanos() as u64,
-            slot_ns: self.slot.as_nanos() as u64,
+            salt: self.salt.wrapping_add(self.flags),
+            wait_ns: (WAIT * self.on_a_gpu).as_nanos() as u64,
             ..LinksArgs::zeroed()
+        };
+        self.flags += 2 * repeats;
+        Communicator::links_all(&mut self.ranks, &self.streams, |rank| LinksArgs {
+            peer: pair(rank).unwrap_or(rank).0.into(),
+            ..args
         })?;
-        let mut found = Vec::new();
         for (rank, &stream) in self.ranks.iter().zip(&self.streams) {
             rank.device().synchronize(stream)?;
         }
-        for (rank, &Rank(number)) in self.ranks.iter().zip(&numbers) {
-            let records = rank.link_records(test)?;
-            let cells = (0..).zip(&records).map(|(peer, records)| {
-                // Those of a pair that is left out are of an earlier test.
-                match peers[number as usize] >> peer & 1 {
-                    0 => Cell::NONE,
-                    _ => Cell::of(records),
-                }
-            });
-            found.push((Rank(number), cells.collect()));
-        }
-        Ok(found)
+        let found = |at: &Communicator| {
+            let (rank, Some(peer)) = (at.rank(), pair(at.rank())) else {
+                return Ok(Cell::NONE);
+            };
+            let cell = Cell::of(&at.link_records(test, peer)?);
+            Ok(cell.map_err(|row| LinksError::Untested { rank, peer, row })?)
+        };
+        self.ranks.iter().map(found).collect()
     }
 
-    /// Returns what all ranks found, from what those of this process did. Collective.
-    fn gather(&self, own: Cells) -> Result<Cells, Error> {
-        let (fabric, ranks) = (&self.group.fabric, self.group.ranks());
-        if self.ranks.len() == ranks as usize {
-            return Ok(own);
-        }
-        let me = self.ranks[0].rank();
-        let mut all = Cells::none(ranks);
-        for peer in (0..ranks).map(Rank) {
-            let words = fabric.all_gather(own.get(me, peer).word())?;
-            for (rank, word) in (0..).map(Rank).zip(words) {
-                all.set(rank, peer, Cell::of_word(word));
+    /// Closes the communicator, whatever came of the check. Collective. Synchronizes.
+    pub(super) fn end(self, made: Result<LinkReport, Error>) -> Result<LinkReport, Error> {
+        let closed = Communicator::close_all(self.ranks).map_err(Error::from);
+        match made {
+            Ok(report) => {
+                let ended = closed.map(|()| report);
+                agree(&*self.group.fabric, "ending a check of links", ended)?
+            }
+            // On all ranks, so that none asks the others.
+            Err(error) => {
+                if let Err(error) = closed {
+                    tracing::warn!(%error, "cannot close the communicator of a check of links");
+                }
+                Err(error)
             }
         }
-        Ok(all)
     }
 }
 
-/// A number that earlier checks did not have, whose rows may still be in the memory that this one was given.
+/// Refuses a group of processes of which this one drives several ranks.
+fn require_one_or_all(group: &Group) -> Result<(), LinksError> {
+    let (ranks, local) = (group.ranks(), group.local_ranks());
+    if local.len() == 1 || local.len() == ranks as usize {
+        return Ok(());
+    }
+    let local = local.iter().map(|rank| rank.0).collect();
+    Err(LinksError::SomeRanks { local, ranks })
+}
+
+/// Streams of this process's ranks, the same for each check of a group: none is ever destroyed.
+fn streams(group: &Group) -> Result<Vec<Stream>, Error> {
+    let streams = group.check_streams.lock();
+    let mut streams = streams.unwrap_or_else(PoisonError::into_inner);
+    for &rank in &group.local_ranks()[streams.len()..] {
+        streams.push(group.device(rank)?.stream()?);
+    }
+    Ok(streams.clone())
+}
+
+/// A number that earlier checks did not have.
 fn salt() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_nanos() as u64)

@@ -7,20 +7,17 @@
 use ferry_layout::Rank;
 
 /// Rounds in which every two of `ranks` ranks meet.
-#[inline(always)]
-pub const fn rounds(ranks: u32) -> u32 {
+pub(super) const fn rounds(ranks: u32) -> u32 {
     places(ranks) - 1
 }
 
 /// An even number of places for the ranks, at least 2.
-#[inline(always)]
 const fn places(ranks: u32) -> u32 {
     ranks.next_multiple_of(2)
 }
 
 /// The rank that `rank` meets in `round`, if any.
-#[inline(always)]
-pub fn partner(ranks: u32, round: u32, rank: Rank) -> Option<Rank> {
+pub(super) fn partner(ranks: u32, round: u32, rank: Rank) -> Option<Rank> {
     let (last, Rank(rank)) = (places(ranks) - 1, rank);
     let meets = match rank == last {
         // Half of the round's number, modulo the odd count.

@@ -30,25 +30,25 @@ impl Cell {
         ns: 0,
     };
 
-    /// Returns what the warps of a rank found together, from the record of each row.
-    pub(super) fn of(records: &[LinkRecord]) -> Self {
-        let worst = |outcome: fn(&LinkRecord) -> u32| {
-            let outcomes = records.iter().map(outcome);
-            // A number that no kernel writes stands for something wrong.
-            let outcome = |number| LinkOutcome::of_number(number).unwrap_or(LinkOutcome::Wrong);
-            outcomes.map(outcome).max_by_key(|outcome| *outcome as u32)
-        };
-        let sent = worst(|record| record.sent).unwrap_or(LinkOutcome::NotRun);
+    /// Returns what the warps of a rank found together, from the record of each row. The error is the number
+    /// of a row for which the kernel has not left one.
+    pub(super) fn of(records: &[LinkRecord]) -> Result<Self, usize> {
+        let (mut sent, mut received) = (LinkOutcome::NotRun, LinkOutcome::NotRun);
+        for (row, record) in records.iter().enumerate() {
+            let outcome = |number| match LinkOutcome::of_number(number) {
+                None | Some(LinkOutcome::NotRun) => Err(row),
+                Some(outcome) => Ok(outcome),
+            };
+            sent = worse(sent, outcome(record.sent)?);
+            received = worse(received, outcome(record.received)?);
+        }
         let begun = records.iter().map(|record| record.begun).min().unwrap_or(0);
         let ended = records.iter().map(|record| record.ended).max().unwrap_or(0);
-        Self {
-            sent,
-            received: worst(|record| record.received).unwrap_or(LinkOutcome::NotRun),
-            ns: match sent {
-                LinkOutcome::Well => ended.saturating_sub(begun).clamp(1, MOST_NS),
-                _ => 0,
-            },
-        }
+        let ns = match sent {
+            LinkOutcome::Well => ended.saturating_sub(begun).clamp(1, MOST_NS),
+            _ => 0,
+        };
+        Ok(Self { sent, received, ns })
     }
 
     /// Both, as one word.
@@ -68,7 +68,6 @@ impl Cell {
 
     /// The worse outcomes and the shorter time of two launches.
     fn merge(self, other: Self) -> Self {
-        let worse = |a: LinkOutcome, b: LinkOutcome| if a as u32 >= b as u32 { a } else { b };
         let sent = worse(self.sent, other.sent);
         Self {
             sent,
@@ -80,6 +79,11 @@ impl Cell {
             },
         }
     }
+}
+
+/// The worse of two outcomes.
+const fn worse(a: LinkOutcome, b: LinkOutcome) -> LinkOutcome {
+    if a as u32 >= b as u32 { a } else { b }
 }
 
 /// Findings of each rank with each peer in a test.
@@ -105,20 +109,18 @@ impl Cells {
         (rank.0 * self.ranks + peer.0) as usize
     }
 
-    pub(super) fn get(&self, rank: Rank, peer: Rank) -> Cell {
+    fn get(&self, rank: Rank, peer: Rank) -> Cell {
         self.cells[self.index(rank, peer)]
     }
 
-    pub(super) fn set(&mut self, rank: Rank, peer: Rank, cell: Cell) {
+    fn set(&mut self, rank: Rank, peer: Rank, cell: Cell) {
         let index = self.index(rank, peer);
         self.cells[index] = cell;
     }
 
-    /// Adds what a rank found in another launch.
-    pub(super) fn merge(&mut self, rank: Rank, found: &[Cell]) {
-        for (peer, &cell) in (0..).map(Rank).zip(found) {
-            self.set(rank, peer, self.get(rank, peer).merge(cell));
-        }
+    /// Adds what a rank found with a peer in another launch.
+    pub(super) fn merge(&mut self, rank: Rank, peer: Rank, found: Cell) {
+        self.set(rank, peer, self.get(rank, peer).merge(found));
     }
 
     /// State of a link, but for its time. A rank that was sent nothing answers nothing: what is missing is

@@ -48,14 +48,17 @@ fn cells_travel_as_words_and_the_worst_row_and_launch_count() {
         reserved: 0,
     };
     let rows = [record(Well, Well, 10, 20), record(Well, Missing, 12, 25)];
-    let found = Cell::of(&rows);
+    let found = Cell::of(&rows).unwrap();
     assert_eq!(found, cell(Well, Missing, 15));
-    let unanswered = Cell::of(&[
-        record(Well, Well, 10, 20),
-        record(Missing, Well, 0, u64::MAX),
-    ]);
+    let answered = record(Well, Well, 10, 20);
+    let unanswered = Cell::of(&[answered, record(Missing, Well, 0, u64::MAX)]).unwrap();
     assert_eq!(unanswered, cell(Missing, Well, 0));
-    assert_eq!(Cell::of(&[record(Well, Well, 0, u64::MAX)]).ns, MOST_NS);
+    let long = Cell::of(&[record(Well, Well, 0, u64::MAX)]);
+    assert_eq!(long, Ok(cell(Well, Well, MOST_NS)));
+    // A row that was not tested is neither well nor bad.
+    for row in [record(NotRun, Well, 0, 0), record(Well, NotRun, 0, 0)] {
+        assert_eq!(Cell::of(&[answered, row]), Err(1));
+    }
     for cell in [Cell::NONE, found, unanswered, cell(Wrong, Wrong, MOST_NS)] {
         assert_eq!(Cell::of_word(cell.word()), cell);
     }

@@ -112,4 +112,14 @@ pub enum LinksError {
         /// Ranks of the group.
         ranks: u32,
     },
+    /// A row that a rank was to send and to receive, and its kernel did not test.
+    #[error("check_links: rank {} has not tested row {row} with rank {}", rank.0, peer.0)]
+    Untested {
+        /// The rank.
+        rank: Rank,
+        /// The other one.
+        peer: Rank,
+        /// Number of the row.
+        row: usize,
+    },
 }

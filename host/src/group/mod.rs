@@ -33,6 +33,7 @@ use crate::error::Error;
 use crate::group::fabric::Fabric;
 #[cfg(feature = "simulator")]
 use crate::group::simulated::SimulatedFabric;
+use crate::tensor::handles::Stream;
 
 /// The ranks that exchange tokens, and the fabric between them. Cheap to clone; clones are the same group.
 ///
@@ -53,6 +54,8 @@ pub struct Group {
     members: Arc<Mutex<Option<usize>>>,
     /// Held while a communicator is made: its steps are not mixed with those of another one.
     beginning: Arc<Mutex<()>>,
+    /// Streams of [checks of links](Self::check_links), of the first ranks of this process.
+    pub(crate) check_streams: Arc<Mutex<Vec<Stream>>>,
 }
 
 impl std::fmt::Debug for Group {
@@ -172,6 +175,7 @@ impl Group {
             fabric: fabric.into(),
             members: Arc::new(Mutex::new(Some(0))),
             beginning: Arc::default(),
+            check_streams: Arc::default(),
         })
     }
 

@@ -67,7 +67,7 @@ pub const LAYOUT_FINGERPRINT: u64 = {
         CombineArgs { expert_rows, combined, topk_weights, common, row_capacity }
         GiveUpArgs { layout, is_local, reserved, common }
         DispatchCountsArgs { ticket, keeps_rows, tokens_on_device, common }
-        LinksArgs { test, peers, flags_before, common, repeats, salt, grace_ns, slot_ns }
+        LinksArgs { test, peer, flags_before, common, repeats, salt, wait_ns }
         LinkRecord { sent, received, begun, ended, reserved }
         DispatchOptions {
             tokens_on_device, shared_of, shared_index, first_expert, all_experts, wide_ids, reserved,

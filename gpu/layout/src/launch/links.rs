@@ -55,22 +55,19 @@ impl LinkTest {
 pub struct LinksArgs {
     /// A [`LinkTest`], as its number.
     pub test: u64,
-    /// Ranks with which this one exchanges, a bit each, without its own. Both ranks of a pair name each other
-    /// or neither does.
-    pub peers: u64,
+    /// Rank with which this one exchanges, which names this one; or this one's own, for nothing.
+    pub peer: u64,
     /// Largest value of the flags of earlier launches: a launch takes the next `2 * repeats`.
     pub flags_before: u64,
-    /// Arguments that every kernel needs. The deadline is after all slots.
+    /// Arguments that every kernel needs. The deadline is after both halves.
     pub common: Common,
-    /// Times that a rank sends to a peer, one after the other, at least 2: the first one is not timed, the
+    /// Times that a rank sends to its peer, one after the other, at least 2: the first one is not timed, the
     /// shortest one of the others is kept.
     pub repeats: u64,
     /// Number that decides the words of rows, the same on all ranks.
     pub salt: u64,
-    /// Nanoseconds before the end of the first slot, in addition to its own.
-    pub grace_ns: u64,
-    /// Nanoseconds of a slot, in which one rank of each pair sends.
-    pub slot_ns: u64,
+    /// Nanoseconds of a half, in which one rank of each pair sends.
+    pub wait_ns: u64,
 }
 
 impl LinksArgs {
@@ -88,7 +85,7 @@ impl Arguments for LinksArgs {
 
     #[inline(always)]
     fn last_word(&self) -> u64 {
-        self.slot_ns
+        self.wait_ns
     }
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! A check of the links between ranks: each rank sends to each other one as dispatch does, and looks at what
-//! comes. No part of a round: it has a communicator of its own, with which nothing else is done.
+//! A check of the links between two ranks: each sends to the other as dispatch does, and looks at what comes.
+//! No part of a round: it has a communicator of its own, with which nothing else is done.
 //!
 //! ```text
 //! sender:    write the rows ; release ; flag := n       inline rows: no release, no flag
@@ -7,16 +7,15 @@
 //! sender:    that flag >= n : the time from the first store to here is the link's
 //! ```
 //!
-//! Ranks meet in pairs ([`circle`]), and one of a pair sends at a time, so that a link has the way to itself
-//! and its time is no other link's. That is a slot. A slot ends when both are done, and at the latest at a
-//! time that follows from the launch's begin: so a rank that waits for a bad peer in vain is late for the
-//! next one, but not too late. What does not come is noted by the rank to which it was sent, which depends on
-//! no other link. The answer may also be missing because its question was: the host knows both.
+//! A launch is for disjoint pairs of ranks, and one of a pair sends at a time, in a half of its own: so a link
+//! has the way to itself, its time is no other link's, and no rank is late because it waited for a third one.
+//! A half ends when both are done, and at the latest at a time that follows from the launch's begin. What does
+//! not come is noted by the rank to which it was sent. The answer may also be missing because its question
+//! was: the host knows both.
 //!
 //! A word has the flags of both halves in turn, each one more than the last. A peer that has given up the
 //! first half may be in the second one already.
 
-mod circle;
 mod rows;
 
 use ferry_layout::{
@@ -32,24 +31,27 @@ struct Links<'a, M> {
     machine: &'a M,
     args: &'a LinksArgs,
     test: LinkTest,
-    /// Rows of this warp.
+    /// The other rank of the pair.
+    peer: Rank,
+    /// Rows of this warp, at most one a lane.
     count: u32,
 }
 
-/// Flags that a warp awaits from a peer.
+/// Flags that a warp awaits.
 #[derive(Clone, Copy)]
 struct Awaited {
-    peer: Rank,
     /// Value of the flags.
     flag: u64,
-    /// Value of the last ones of this half of the round.
+    /// Value of the last ones of this half.
     last: u64,
+    /// Value of the last ones of the launch.
+    end: u64,
     /// Time at which the wait ends.
     until: u64,
 }
 
 /// A flag, beside the awaited one.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Earlier,
     Awaited,
@@ -68,51 +70,63 @@ impl Awaited {
             ..self
         }
     }
+
+    /// Compares a flag with the awaited one.
+    #[inline(always)]
+    fn seen(self, flag: u64) -> Seen {
+        // A peer that has answered the last one may have sent the first one of the other half.
+        let may_be_next = self.flag == self.last && flag == self.last + 1;
+        if flag < self.flag {
+            Seen::Earlier
+        } else if flag > self.end {
+            Seen::Wrong
+        } else if flag == self.flag || may_be_next {
+            Seen::Awaited
+        } else if flag > self.last {
+            Seen::NextHalf
+        } else {
+            Seen::Wrong
+        }
+    }
 }
 
-/// Exchanges with each of the peers, and notes what came of it for the host. The warps of a rank divide the
-/// rows among them, at most 32 each. Collective, of a communicator without rounds; waits for each peer for as
-/// long as the arguments say. [`Counter::Arrivals`] is 0 as it begins.
+/// Exchanges with a peer, if there is one, and notes what came of it for the host. The warps of a rank divide
+/// the rows among them, at most 32 each. Collective, of a communicator without rounds; waits for as long as
+/// the arguments say. [`Counter::Arrivals`] is 0 as it begins.
 #[inline(always)]
 pub fn links<M: Machine>(machine: &M, args: &LinksArgs) {
     let launch = Launch::begin(machine, &args.common, Kernel::Links, false);
     let (common, me) = (launch.common, launch.common.rank());
-    let test = LinkTest::of_number(args.test);
+    let (test, peer) = (LinkTest::of_number(args.test), Rank(args.peer as u32));
     let left = test.rows(&common.shape).saturating_sub(machine.warp());
-    let count = left.div_ceil(machine.warp_position().warps()).min(LANES);
-    if count == 0 {
+    let count = left.div_ceil(machine.warp_position().warps());
+    debug_assert!(count <= LANES, "{count} rows of a warp of {LANES} lanes");
+    if count == 0 || peer == me {
         return;
     }
     let links = Links {
         machine,
         args,
         test,
+        peer,
         count,
     };
     links.prepare();
     let begin = machine.deadline().wrapping_sub(common.deadline_ns);
-    let (mut slot, mut sends) = (0, 0);
-    while slot < 2 * circle::rounds(common.shape.ranks) {
-        let half = slot & 1;
-        slot += 1;
-        let peer = circle::partner(common.shape.ranks, (slot - 1) / 2, me);
-        let Some(peer) = peer.filter(|peer| args.peers >> peer.0 & 1 != 0) else {
-            continue;
-        };
-        let flag = args.flags_before + half as u64 * args.repeats;
-        let awaited = Awaited {
-            peer,
-            flag,
+    let (mut half, mut flag) = (0, args.flags_before);
+    while half < 2 {
+        let first = Awaited {
+            flag: flag + 1,
             last: flag + args.repeats,
-            until: begin + args.grace_ns + slot as u64 * args.slot_ns,
+            end: args.flags_before + 2 * args.repeats,
+            until: begin + (half + 1) * args.wait_ns,
         };
         match (me.0 < peer.0) == (half == 0) {
-            true => {
-                sends += 1;
-                links.send(awaited, sends);
-            }
-            false => links.receive(awaited),
+            true => links.send(first),
+            false => links.receive(first),
         }
+        half += 1;
+        flag += args.repeats;
     }
 }
 
@@ -130,14 +144,13 @@ impl<M: Machine> Links<'_, M> {
         self.args.common.window.dispatch_flag(source, row)
     }
 
-    /// Sends to a peer as often as the launch says, waits for its answers, and keeps the shortest time. The
+    /// Sends to the peer as often as the launch says, waits for its answers, and keeps the shortest time. The
     /// first time does not count: the peer may have come later, and looks at what it gets.
     #[inline(always)]
-    fn send(&self, first: Awaited, sends: u64) {
+    fn send(&self, mut awaited: Awaited) {
         let (mut begun, mut ended) = (0, u64::MAX);
-        let mut awaited = first.next();
         let mut outcome = self.exchange(awaited);
-        self.meet(sends, awaited);
+        self.meet(awaited);
         while outcome == LinkOutcome::Well && awaited.flag < awaited.last {
             awaited = awaited.next();
             let from = self.machine.now();
@@ -147,15 +160,15 @@ impl<M: Machine> Links<'_, M> {
                 (begun, ended) = (from, to);
             }
         }
-        self.note(first.peer, LinkRecord::SENT, outcome as u32);
-        self.note_time(first.peer, LinkRecord::BEGUN, begun);
-        self.note_time(first.peer, LinkRecord::ENDED, ended);
+        self.note(LinkRecord::SENT, outcome as u32);
+        self.note_time(LinkRecord::BEGUN, begun);
+        self.note_time(LinkRecord::ENDED, ended);
     }
 
-    /// Sends to a peer, and waits for its answers.
+    /// Sends to the peer, and waits for its answers.
     #[inline(always)]
     fn exchange(&self, awaited: Awaited) -> LinkOutcome {
-        self.store_rows(awaited.peer);
+        self.store_rows();
         if self.test == LinkTest::Rows {
             self.machine.release();
         }
@@ -165,16 +178,15 @@ impl<M: Machine> Links<'_, M> {
         self.wait_for_flags(awaited)
     }
 
-    /// Lets the warps of this rank that send go on together, for the `sends`-th time in the launch, so that
-    /// their rows are under way at one time.
+    /// Lets the warps of this rank that send go on together, so that their rows are under way at one time.
     #[inline(always)]
-    fn meet(&self, sends: u64, awaited: Awaited) {
+    fn meet(&self, awaited: Awaited) {
         let machine = self.machine;
         let rows = self.test.rows(&self.args.common.shape);
         let warps = machine.warp_position().warps().min(rows) as u64;
         machine.count(Counter::Arrivals);
         loop {
-            let have_come = machine.load_relaxed(Counter::Arrivals) >= sends * warps;
+            let have_come = machine.load_relaxed(Counter::Arrivals) >= warps;
             // Lanes looked at different times, but leave together.
             let have_come = machine.ballot(machine.lanes(|_| have_come)) != 0;
             if have_come || machine.timed_out_by(awaited.until) {
@@ -183,20 +195,19 @@ impl<M: Machine> Links<'_, M> {
         }
     }
 
-    /// Waits for what a peer sends, and answers. Looks at the first, and notes what came of that: a peer that
-    /// gets no answer sends nothing more.
+    /// Waits for what the peer sends, and answers. Looks at the first, and notes what came of that: a peer
+    /// that gets no answer sends nothing more.
     #[inline(always)]
-    fn receive(&self, first: Awaited) {
+    fn receive(&self, mut awaited: Awaited) {
         let machine = self.machine;
-        let mut awaited = first.next();
         let mut outcome = self.wait_for_rows(awaited);
         if outcome == LinkOutcome::Well {
-            outcome = self.look(first.peer);
+            outcome = self.look();
         }
         let mut is_well = outcome == LinkOutcome::Well;
         while is_well {
             if self.test == LinkTest::Inline {
-                self.re_arm(first.peer);
+                self.re_arm();
             }
             // Before the peer writes the rows again.
             machine.release();
@@ -207,10 +218,10 @@ impl<M: Machine> Links<'_, M> {
             awaited = awaited.next();
             is_well = self.wait_for_rows(awaited) == LinkOutcome::Well;
         }
-        self.note(first.peer, LinkRecord::RECEIVED, outcome as u32);
+        self.note(LinkRecord::RECEIVED, outcome as u32);
     }
 
-    /// Waits for what a peer sends.
+    /// Waits for what the peer sends.
     #[inline(always)]
     fn wait_for_rows(&self, awaited: Awaited) -> LinkOutcome {
         match self.test {
@@ -219,7 +230,7 @@ impl<M: Machine> Links<'_, M> {
         }
     }
 
-    /// Sets this rank's flags of this warp's rows in a peer's window.
+    /// Sets this rank's flags of this warp's rows in the peer's window.
     #[inline(always)]
     fn set_flags(&self, awaited: Awaited) {
         let me = self.args.common.rank();
@@ -227,20 +238,18 @@ impl<M: Machine> Links<'_, M> {
             let (row, has_row) = self.row(lane);
             if has_row {
                 let epoch = Epoch(awaited.flag);
-                publish(self.machine, awaited.peer, self.flag(me, row), epoch);
+                publish(self.machine, self.peer, self.flag(me, row), epoch);
             }
         });
     }
 
-    /// Waits for a peer's flags. The rows that they announce can be read afterwards.
+    /// Waits for the peer's flags. The rows that they announce can be read afterwards.
     #[inline(always)]
     fn wait_for_flags(&self, awaited: Awaited) -> LinkOutcome {
         let machine = self.machine;
         loop {
             let seen = machine.lanes(|lane| match self.row(lane) {
-                (row, true) => {
-                    self.seen(awaited, machine.load_signal(self.flag(awaited.peer, row)))
-                }
+                (row, true) => awaited.seen(machine.load_signal(self.flag(self.peer, row))),
                 _ => Seen::Awaited,
             });
             let any = |wanted: Seen| {
@@ -262,31 +271,14 @@ impl<M: Machine> Links<'_, M> {
         }
     }
 
-    /// Compares a flag with the awaited one.
+    /// Writes a word of the records of this warp's rows.
     #[inline(always)]
-    fn seen(&self, awaited: Awaited, flag: u64) -> Seen {
-        let end = self.args.flags_before + 2 * self.args.repeats;
-        if flag < awaited.flag {
-            Seen::Earlier
-        } else if flag == awaited.flag || (flag == awaited.last + 1 && awaited.flag == awaited.last)
-        {
-            // A peer that has answered the last one may have sent the first one of the other half.
-            Seen::Awaited
-        } else if flag > awaited.last && flag <= end {
-            Seen::NextHalf
-        } else {
-            Seen::Wrong
-        }
-    }
-
-    /// Writes a word of the records of this warp's rows with a peer.
-    #[inline(always)]
-    fn note(&self, peer: Rank, word: u32, value: u32) {
+    fn note(&self, word: u32, value: u32) {
         let machine = self.machine;
         machine.lanes(|lane| {
             let (row, has_row) = self.row(lane);
             if has_row {
-                let index = LinkRecord::index(&self.args.common.shape, peer, row, word);
+                let index = LinkRecord::index(&self.args.common.shape, self.peer, row, word);
                 machine.write(Table::RowMap, index, value);
             }
         });
@@ -294,8 +286,35 @@ impl<M: Machine> Links<'_, M> {
 
     /// Writes a time into the two words of the records from `word` on.
     #[inline(always)]
-    fn note_time(&self, peer: Rank, word: u32, time: u64) {
-        self.note(peer, word, time as u32);
-        self.note(peer, word + 1, (time >> 32) as u32);
+    fn note_time(&self, word: u32, time: u64) {
+        self.note(word, time as u32);
+        self.note(word + 1, (time >> 32) as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_awaited_or_of_a_peer_that_is_ahead_or_wrong() {
+        use Seen::{Awaited as Now, Earlier, NextHalf, Wrong};
+        let seen = |flag, last| {
+            let (end, until) = (16, 0);
+            let awaited = Awaited {
+                flag,
+                last,
+                end,
+                until,
+            };
+            [10, 11, 12, 13, 14, 16, 17].map(|flag| awaited.seen(flag))
+        };
+        // Flags 11 to 13 are of the first half of a launch, 14 to 16 of the second one.
+        let ahead = [Earlier, Now, Wrong, Wrong, NextHalf, NextHalf, Wrong];
+        assert_eq!(seen(11, 13), ahead);
+        let last = [Earlier, Earlier, Earlier, Now, Now, NextHalf, Wrong];
+        assert_eq!(seen(13, 13), last);
+        let end = [Earlier, Earlier, Earlier, Earlier, Earlier, Now, Wrong];
+        assert_eq!(seen(16, 16), end);
     }
 }

@@ -54,9 +54,9 @@ impl<M: Machine> Links<'_, M> {
         machine.converge();
     }
 
-    /// Stores this warp's rows into a peer's window.
+    /// Stores this warp's rows into the peer's window.
     #[inline(always)]
-    pub(super) fn store_rows(&self, peer: Rank) {
+    pub(super) fn store_rows(&self) {
         let (machine, me) = (self.machine, self.args.common.rank());
         if self.test == LinkTest::Flag {
             return;
@@ -72,11 +72,11 @@ impl<M: Machine> Links<'_, M> {
                 let tile = machine.load_tile::<DEPTH>(from, start, end, true);
                 match self.test {
                     LinkTest::Inline => {
-                        let to = machine.row(Row::Inline(peer, self.place(me, row)));
+                        let to = machine.row(Row::Inline(self.peer, self.place(me, row)));
                         machine.store_polled(to, start, end, &tile);
                     }
                     _ => {
-                        let to = machine.row(Row::Window(peer, self.place(me, row)));
+                        let to = machine.row(Row::Window(self.peer, self.place(me, row)));
                         machine.store_tile(to, start, end, &tile);
                     }
                 }
@@ -85,11 +85,11 @@ impl<M: Machine> Links<'_, M> {
         }
     }
 
-    /// Waits until no word of a peer's inline row is the sentinel.
+    /// Waits until no word of the peer's inline row is the sentinel.
     #[inline(always)]
     pub(super) fn wait_for_words(&self, awaited: Awaited) -> LinkOutcome {
         let (machine, end) = (self.machine, self.bytes());
-        let row = machine.own_row(self.place(awaited.peer, 0));
+        let row = machine.own_row(self.place(self.peer, 0));
         let mut start = 0;
         while start < end {
             let tile = machine.load_tile::<DEPTH>(row, start, end, true);
@@ -104,10 +104,10 @@ impl<M: Machine> Links<'_, M> {
         LinkOutcome::Well
     }
 
-    /// Looks whether a peer's rows are what it sent.
+    /// Looks whether the peer's rows are what it sent.
     #[inline(always)]
-    pub(super) fn look(&self, peer: Rank) -> LinkOutcome {
-        let machine = self.machine;
+    pub(super) fn look(&self) -> LinkOutcome {
+        let (machine, peer) = (self.machine, self.peer);
         if self.test == LinkTest::Flag {
             return LinkOutcome::Well;
         }
@@ -130,11 +130,11 @@ impl<M: Machine> Links<'_, M> {
         }
     }
 
-    /// Stores the sentinel to a peer's inline row again.
+    /// Stores the sentinel to the peer's inline row again.
     #[inline(always)]
-    pub(super) fn re_arm(&self, peer: Rank) {
+    pub(super) fn re_arm(&self) {
         let (machine, end) = (self.machine, self.bytes());
-        let row = machine.own_row(self.place(peer, 0));
+        let row = machine.own_row(self.place(self.peer, 0));
         let mut start = 0;
         while start < end {
             machine.store_tile(row, start, end, &[M::SENTINELS; DEPTH]);
