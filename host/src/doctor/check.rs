@@ -69,7 +69,7 @@ pub(super) struct Check<'a> {
     peers: Vec<u64>,
     /// Most ranks on a GPU.
     on_a_gpu: u32,
-    /// Number that earlier checks did not have: their rows may still be in the memory that this one was given.
+    /// Number that earlier checks did not have: the memory that this one was given may still have their rows.
     salt: u64,
     /// Largest flag so far.
     flags: u64,

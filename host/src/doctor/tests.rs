@@ -101,7 +101,7 @@ unsafe impl Fabric for Arc<OddFabric> {
     }
 }
 
-/// What each of three processes gets of which some are odd, and whether each has freed its windows.
+/// Results of three processes, of which some are odd, and whether each has freed its windows.
 fn check(
     name: &str,
     bad_link: Option<BadLink>,

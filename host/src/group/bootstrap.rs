@@ -37,7 +37,7 @@ use crate::error::bootstrap::BootstrapError;
 /// | [`Communicator::new`](crate::Communicator::new) | 5 | 128 |
 /// | [`close`](crate::Communicator::close) of a communicator | 2; NVSHMEM: 1, after a barrier | 128 |
 /// | the same, after it gave up | none | |
-/// | [`Group::check_links`](crate::Group::check_links) | 12, and 10 for each round of pairs (all ranks but one, or all if odd) | 128 |
+/// | [`Group::check_links`](crate::Group::check_links) | at most 12, and 10 for each rank | 128 |
 /// | [`Group::close`](crate::Group::close) | 1 | 64, and 8 for each communicator not closed |
 ///
 /// These are the numbers if nothing fails. A step that fails on one rank is the last one of the

@@ -7,11 +7,11 @@
 //! sender:    that flag >= n : the time from the first store to here is the link's
 //! ```
 //!
-//! A launch is for disjoint pairs of ranks, and one of a pair sends at a time, in a half of its own: so a link
-//! has the way to itself, its time is no other link's, and no rank is late because it waited for a third one.
-//! A half ends when both are done, and at the latest at a time that follows from the launch's begin. What does
-//! not come is noted by the rank to which it was sent. The answer may also be missing because its question
-//! was: the host knows both.
+//! A launch is for disjoint pairs of ranks, and one of a pair sends at a time, in a half of its own: so a
+//! link has the way to itself, its time is no other link's, and no rank is late because it waited for a third
+//! one. A half ends when both are done, and at the latest at a time that follows from the launch's begin.
+//! What does not come is noted by the rank to which it was sent. The answer may also be missing because its
+//! question was: the host knows both.
 //!
 //! A word has the flags of both halves in turn, each one more than the last. A peer that has given up the
 //! first half may be in the second one already.
