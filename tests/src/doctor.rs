@@ -60,6 +60,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         args: args.group_args.clone(),
         files: KernelFiles::default(),
     })?;
+    ensure!(open.group.ranks() > 1, "no link to check: there is 1 rank");
     let report = open.group.check_links()?;
     if open.is_first() {
         match args.json {

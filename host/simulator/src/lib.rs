@@ -7,8 +7,8 @@
 //! - Writes wait in the warp's store buffer and drain in any order, until a release drains them.
 //!   A device-scope release drains only writes to the own rank's memory.
 //! - A put to a rank of another node travels in parts, in any order with other puts unless a fence of its
-//!   warp keeps it behind them, and each part is read from its source when it is delivered. Some puts are held
-//!   back until nothing else can be done.
+//!   warp keeps it behind them, and each part is read from its source when it is delivered. Some puts are
+//!   held back until nothing else can be done.
 //! - Warps stall for a while; a rank can be lost, with all writes that are not visible yet. A link from one
 //!   rank to another can lose, change or delay writes.
 //!

@@ -141,15 +141,22 @@ impl Communicator {
                 communicator: Some(Box::new(self)),
             });
         }
-        let gave_up = self.has_given_up();
+        let how = match self.has_given_up() {
+            true => Leave::GaveUp,
+            false => Leave::Closed,
+        };
+        Ok(self.leave(how)?)
+    }
+
+    /// Closes a communicator that gave up, or one of whose other ranks did: without a barrier. Synchronizes.
+    pub(crate) fn close_given_up(mut self) -> Result<(), Error> {
+        self.leave(Leave::GaveUp)
+    }
+
+    fn leave(&mut self, how: Leave) -> Result<(), Error> {
         self.closed = true;
         let freed = self.memory.free();
-        let left = self.windows.leave(if gave_up {
-            Leave::GaveUp
-        } else {
-            Leave::Closed
-        });
-        Ok(freed.and(left)?)
+        freed.and(self.windows.leave(how))
     }
 
     /// Refuses an open round, unless it can never be finished.
@@ -162,7 +169,7 @@ impl Communicator {
     }
 
     /// Whether this rank gave up, or a peer on it, as far as is known by now. Synchronizes.
-    fn has_given_up(&self) -> bool {
+    pub(crate) fn has_given_up(&self) -> bool {
         self.require_alive().is_err()
             || self
                 .fault()

@@ -1,6 +1,6 @@
 //! Launches of the kernel that checks links, and the exchange of what they found.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytemuck::Zeroable;
@@ -64,7 +64,8 @@ pub(super) struct Check<'a> {
     group: &'a Group,
     effort: Effort,
     ranks: Vec<Communicator>,
-    streams: Vec<Stream>,
+    /// One of each rank. Other checks of the group wait for them: two would wait for each other's kernels.
+    streams: MutexGuard<'a, Vec<Stream>>,
     /// Pairs that are not left out: a bit for each peer, of each rank.
     peers: Vec<u64>,
     /// Most ranks on a GPU.
@@ -194,7 +195,7 @@ impl<'a> Check<'a> {
             peer: pair(rank).unwrap_or(rank).0.into(),
             ..args
         })?;
-        for (rank, &stream) in self.ranks.iter().zip(&self.streams) {
+        for (rank, &stream) in self.ranks.iter().zip(self.streams.iter()) {
             rank.device().synchronize(stream)?;
         }
         let found = |at: &Communicator| {
@@ -209,14 +210,21 @@ impl<'a> Check<'a> {
 
     /// Closes the communicator, whatever came of the check. Collective. Synchronizes.
     pub(super) fn end(self, made: Result<LinkReport, Error>) -> Result<LinkReport, Error> {
-        let closed = Communicator::close_all(self.ranks).map_err(Error::from);
+        let fabric = &*self.group.fabric;
         match made {
             Ok(report) => {
-                let ended = closed.map(|()| report);
-                agree(&*self.group.fabric, "ending a check of links", ended)?
+                let closed = Communicator::close_all(self.ranks);
+                let ended = closed.map(|()| report).map_err(Error::from);
+                agree(fabric, "ending a check of links", ended)?
             }
-            // On all ranks, so that none asks the others.
+            // All ranks are here, and leave alike: with a barrier, unless the device of one has failed.
             Err(error) => {
+                let gave_up = self.ranks.iter().any(Communicator::has_given_up);
+                let all = fabric.all_gather(gave_up.into());
+                let closed = match all.is_ok_and(|all| all.iter().all(|&gave_up| gave_up == 0)) {
+                    true => Communicator::close_all(self.ranks).map_err(Error::from),
+                    false => (self.ranks.into_iter()).try_for_each(Communicator::close_given_up),
+                };
                 if let Err(error) = closed {
                     tracing::warn!(%error, "cannot close the communicator of a check of links");
                 }
@@ -237,13 +245,13 @@ fn require_one_or_all(group: &Group) -> Result<(), LinksError> {
 }
 
 /// Streams of this process's ranks, the same for each check of a group: none is ever destroyed.
-fn streams(group: &Group) -> Result<Vec<Stream>, Error> {
+fn streams(group: &Group) -> Result<MutexGuard<'_, Vec<Stream>>, Error> {
     let streams = group.check_streams.lock();
     let mut streams = streams.unwrap_or_else(PoisonError::into_inner);
     for &rank in &group.local_ranks()[streams.len()..] {
         streams.push(group.device(rank)?.stream()?);
     }
-    Ok(streams.clone())
+    Ok(streams)
 }
 
 /// A number that earlier checks did not have.

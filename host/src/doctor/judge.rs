@@ -180,15 +180,34 @@ pub(super) fn judge(
     let (true, Some(median)) = (report.judges_times, report.median(test)) else {
         return;
     };
-    for link in &mut report.links[first..] {
-        let back = cells.get(link.to, link.from).ns;
+    let usual = report.median(LinkTest::Flag).unwrap_or_default();
+    let (earlier, links) = report.links.split_at_mut(first);
+    for (at, link) in links.iter_mut().enumerate() {
+        let Some(time) = link.time else { continue };
         // Whose answers come over a slow link is not slow itself.
-        let waits = |time: Duration| Duration::from_nanos(back) >= 2 * time;
-        let slow = |time| time >= median * SLOW_TIMES && time > floor && !waits(time);
-        if link.state == LinkState::Well && link.time.is_some_and(slow) {
+        let (own, waits) = match test {
+            // By as much as a flag and its answer, which are tested first, are late.
+            LinkTest::Rows => {
+                let late = flag_time(earlier, at).saturating_sub(usual);
+                (time.saturating_sub(late), false)
+            }
+            _ => {
+                let back = cells.get(link.to, link.from).ns;
+                (time, Duration::from_nanos(back) >= 2 * time)
+            }
+        };
+        let is_slow = own >= median * SLOW_TIMES && own > floor && !waits;
+        if link.state == LinkState::Well && is_slow {
             link.state = LinkState::Slow;
         }
     }
+}
+
+/// Time of a flag and its answer over link `at` of a test, from the links of all earlier tests.
+fn flag_time(earlier: &[Link], at: usize) -> Duration {
+    let flag = earlier.get(at);
+    let flag = flag.filter(|link| link.test == LinkTest::Flag);
+    flag.and_then(|link| link.time).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -115,6 +115,46 @@ fn ten_times_the_median_is_slow_unless_ranks_share_a_gpu_or_it_is_short() {
 }
 
 #[test]
+fn rows_are_slow_both_ways_but_not_for_the_time_of_their_answers() {
+    /// States of the rows of the links 0 to 1 and back, whose rows and flags take so many nanoseconds.
+    fn states(rows: [u64; 2], flags: [u64; 2]) -> [LinkState; 2] {
+        let mut report = report(true, 10_000);
+        report.links.clear();
+        for (test, bytes, [there, back], usual) in [
+            (LinkTest::Flag, 8, flags, 5_000),
+            (LinkTest::Rows, 1 << 20, rows, 12_000),
+        ] {
+            let mut cells = Cells::none(4);
+            for (rank, peers) in (0..4).zip(Cells::all_peers(4)) {
+                for peer in (0..4).filter(|peer| peers >> peer & 1 != 0) {
+                    let ns = match (rank, peer) {
+                        (0, 1) => there,
+                        (1, 0) => back,
+                        _ => usual,
+                    };
+                    cells.set(Rank(rank), Rank(peer), cell(Well, Well, ns));
+                }
+            }
+            judge(&mut report, (test, bytes), FLOOR, &cells);
+        }
+        let of = |from, to| {
+            let links = report
+                .links
+                .iter()
+                .filter(|link| link.test == LinkTest::Rows);
+            let mut links = links.filter(|link| (link.from, link.to) == (Rank(from), Rank(to)));
+            links.next().unwrap().state
+        };
+        [of(0, 1), of(1, 0)]
+    }
+    let (slow, well) = (LinkState::Slow, LinkState::Well);
+    assert_eq!(states([200_000, 450_000], [5_000; 2]), [slow, slow]);
+    assert_eq!(states([12_000, 120_000], [5_000; 2]), [well, slow]);
+    // The link back is slow, by 110 µs for anything.
+    assert_eq!(states([122_000, 250_000], [115_000; 2]), [well, slow]);
+}
+
+#[test]
 fn pairs_with_a_bad_link_are_left_out_of_later_tests() {
     let mut cells = Cells::none(3);
     for (rank, peer) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {

@@ -37,7 +37,10 @@ struct Links<'a, M> {
     count: u32,
 }
 
-/// Flags that a warp awaits.
+/// Bit of a flag of the second half whose sender gave up the first one.
+const GAVE_UP: u64 = 1 << 63;
+
+/// Flags that a warp awaits, and those that it sends.
 #[derive(Clone, Copy)]
 struct Awaited {
     /// Value of the flags.
@@ -46,6 +49,8 @@ struct Awaited {
     last: u64,
     /// Value of the last ones of the launch.
     end: u64,
+    /// [`GAVE_UP`] if this warp gave up the first half, else 0: added to the flags that it sends.
+    gave_up: u64,
     /// Time at which the wait ends.
     until: u64,
 }
@@ -73,9 +78,10 @@ impl Awaited {
 
     /// Compares a flag with the awaited one.
     #[inline(always)]
-    fn seen(self, flag: u64) -> Seen {
+    fn seen(self, word: u64) -> Seen {
+        let flag = word & !GAVE_UP;
         // A peer that has answered the last one may have sent the first one of the other half.
-        let may_be_next = self.flag == self.last && flag == self.last + 1;
+        let may_be_next = self.flag == self.last && word == self.last + 1;
         if flag < self.flag {
             Seen::Earlier
         } else if flag > self.end {
@@ -113,18 +119,20 @@ pub fn links<M: Machine>(machine: &M, args: &LinksArgs) {
     };
     links.prepare();
     let begin = machine.deadline().wrapping_sub(common.deadline_ns);
-    let (mut half, mut flag) = (0, args.flags_before);
+    let (mut half, mut flag, mut gave_up) = (0, args.flags_before, 0);
     while half < 2 {
         let first = Awaited {
             flag: flag + 1,
             last: flag + args.repeats,
             end: args.flags_before + 2 * args.repeats,
+            gave_up,
             until: begin + (half + 1) * args.wait_ns,
         };
-        match (me.0 < peer.0) == (half == 0) {
+        let is_over = match (me.0 < peer.0) == (half == 0) {
             true => links.send(first),
             false => links.receive(first),
-        }
+        };
+        gave_up = if is_over { 0 } else { GAVE_UP };
         half += 1;
         flag += args.repeats;
     }
@@ -145,12 +153,15 @@ impl<M: Machine> Links<'_, M> {
     }
 
     /// Sends to the peer as often as the launch says, waits for its answers, and keeps the shortest time. The
-    /// first time does not count: the peer may have come later, and looks at what it gets.
+    /// first time does not count: the peer may have come later, and looks at what it gets. Returns whether all
+    /// answers came.
     #[inline(always)]
-    fn send(&self, mut awaited: Awaited) {
+    fn send(&self, mut awaited: Awaited) -> bool {
         let (mut begun, mut ended) = (0, u64::MAX);
+        // What this rank sends is in no way of what its other warps still answer.
+        self.meet(awaited, 1);
         let mut outcome = self.exchange(awaited);
-        self.meet(awaited);
+        self.meet(awaited, 2);
         while outcome == LinkOutcome::Well && awaited.flag < awaited.last {
             awaited = awaited.next();
             let from = self.machine.now();
@@ -163,6 +174,7 @@ impl<M: Machine> Links<'_, M> {
         self.note(LinkRecord::SENT, outcome as u32);
         self.note_time(LinkRecord::BEGUN, begun);
         self.note_time(LinkRecord::ENDED, ended);
+        outcome == LinkOutcome::Well
     }
 
     /// Sends to the peer, and waits for its answers.
@@ -178,15 +190,16 @@ impl<M: Machine> Links<'_, M> {
         self.wait_for_flags(awaited)
     }
 
-    /// Lets the warps of this rank that send go on together, so that their rows are under way at one time.
+    /// Lets the warps of this rank that send go on together, for the `time`-th time: so their rows are under way
+    /// at one time.
     #[inline(always)]
-    fn meet(&self, awaited: Awaited) {
+    fn meet(&self, awaited: Awaited, time: u64) {
         let machine = self.machine;
         let rows = self.test.rows(&self.args.common.shape);
         let warps = machine.warp_position().warps().min(rows) as u64;
         machine.count(Counter::Arrivals);
         loop {
-            let have_come = machine.load_relaxed(Counter::Arrivals) >= warps;
+            let have_come = machine.load_relaxed(Counter::Arrivals) >= time * warps;
             // Lanes looked at different times, but leave together.
             let have_come = machine.ballot(machine.lanes(|_| have_come)) != 0;
             if have_come || machine.timed_out_by(awaited.until) {
@@ -196,16 +209,16 @@ impl<M: Machine> Links<'_, M> {
     }
 
     /// Waits for what the peer sends, and answers. Looks at the first, and notes what came of that: a peer
-    /// that gets no answer sends nothing more.
+    /// that gets no answer sends nothing more. Returns whether all came.
     #[inline(always)]
-    fn receive(&self, mut awaited: Awaited) {
+    fn receive(&self, mut awaited: Awaited) -> bool {
         let machine = self.machine;
         let mut outcome = self.wait_for_rows(awaited);
         if outcome == LinkOutcome::Well {
             outcome = self.look();
         }
-        let mut is_well = outcome == LinkOutcome::Well;
-        while is_well {
+        let mut latest = outcome;
+        while latest == LinkOutcome::Well {
             if self.test == LinkTest::Inline {
                 self.re_arm();
             }
@@ -216,9 +229,14 @@ impl<M: Machine> Links<'_, M> {
                 break;
             }
             awaited = awaited.next();
-            is_well = self.wait_for_rows(awaited) == LinkOutcome::Well;
+            latest = self.wait_for_rows(awaited);
+            // That one is missing may be the fault of an answer.
+            if latest == LinkOutcome::Wrong {
+                outcome = latest;
+            }
         }
         self.note(LinkRecord::RECEIVED, outcome as u32);
+        latest == LinkOutcome::Well
     }
 
     /// Waits for what the peer sends.
@@ -237,7 +255,7 @@ impl<M: Machine> Links<'_, M> {
         self.machine.lanes(|lane| {
             let (row, has_row) = self.row(lane);
             if has_row {
-                let epoch = Epoch(awaited.flag);
+                let epoch = Epoch(awaited.flag | awaited.gave_up);
                 publish(self.machine, self.peer, self.flag(me, row), epoch);
             }
         });
@@ -300,11 +318,12 @@ mod tests {
     fn a_flag_is_awaited_or_of_a_peer_that_is_ahead_or_wrong() {
         use Seen::{Awaited as Now, Earlier, NextHalf, Wrong};
         let seen = |flag, last| {
-            let (end, until) = (16, 0);
+            let (end, gave_up, until) = (16, 0, 0);
             let awaited = Awaited {
                 flag,
                 last,
                 end,
+                gave_up,
                 until,
             };
             [10, 11, 12, 13, 14, 16, 17].map(|flag| awaited.seen(flag))
@@ -316,5 +335,16 @@ mod tests {
         assert_eq!(seen(13, 13), last);
         let end = [Earlier, Earlier, Earlier, Earlier, Earlier, Now, Wrong];
         assert_eq!(seen(16, 16), end);
+        // Of a peer that has not answered the last one.
+        let until = Awaited {
+            flag: 13,
+            last: 13,
+            end: 16,
+            gave_up: 0,
+            until: 0,
+        };
+        assert_eq!(until.seen(14 | GAVE_UP), NextHalf);
+        let first = until.next();
+        assert_eq!(Awaited { last: 16, ..first }.seen(14 | GAVE_UP), Now);
     }
 }
