@@ -2,40 +2,51 @@
 
 mod encoded;
 mod options;
+mod read;
 mod rows;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ferry::{CombineMode, ScaleLayout, TokenFormat};
+use ferry::{ReceiveLayout, TokenFormat};
 use ferry_reference::workload::Routing;
-use ferry_reference::{Dispatched, Problem, bf16, dispatch, fp8, scale_layout};
-use ferry_rig::formats::{self, Encoded};
-use ferry_rig::verify::{Oracle, compare_rows};
+use ferry_reference::{Problem, bf16, share_of};
+use ferry_rig::formats::INPUT_SCALE;
+use ferry_rig::formats::given::Strides;
+use ferry_rig::verify::{
+    Compared, Contents, Groups, Oracle, RankOutputs, RowLayout, SHARED_FACTOR,
+};
+use ferry_rig::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-
-const SCALE: [f32; 12] = [
-    0.5, 1.5, 2.0, 0.25, 3.0, 1.0, 1.25, 0.75, 4.0, 0.125, 1.75, 2.5,
-];
 
 /// Tensors by name: type, shape, bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
+/// Experts of most problems.
+const EXPERTS: usize = 12;
+
 /// Three ranks: a rank in the middle can be missing.
 fn problem() -> Problem {
     let routing = Routing::Holes { probability: 0.2 };
-    ferry_rig::problem(vec![5, 2, 4], [12, 3, 24], routing, 3)
+    ferry_rig::problem(vec![5, 2, 4], [EXPERTS, 3, 24], routing, 3)
+}
+
+/// Two ranks, one of which has experts without rows and one with more than a block of 128.
+fn groups_case(seed: u64) -> Case {
+    Case {
+        experts: EXPERTS,
+        hidden: 256,
+        tokens: vec![vec![140, 9]],
+        routing: Routing::Zipf { exponent: 2.0 },
+        split: [0, u64::MAX][seed as usize / 2 % 2],
+        ..Case::small(seed)
+    }
 }
 
 fn bytes<T: Copy, const B: usize>(values: &[T], of: fn(T) -> [u8; B]) -> Vec<u8> {
     values.iter().flat_map(|&value| of(value)).collect()
-}
-
-fn values<T, const B: usize>(file: &SafeTensors<'_>, name: &str, of: fn([u8; B]) -> T) -> Vec<T> {
-    let view = file.tensor(name).unwrap();
-    view.data().as_chunks().0.iter().map(|&b| of(b)).collect()
 }
 
 fn tensors(problem: &Problem, weights: bool) -> Tensors {
@@ -54,12 +65,15 @@ fn tensors(problem: &Problem, weights: bool) -> Tensors {
             all.insert(format!("topk_weights.{rank}"), (Dtype::F32, ids, data));
         }
     }
-    let scale = bytes(&SCALE, f32::to_le_bytes);
-    all.insert(
-        "expert_scale".into(),
-        (Dtype::F32, vec![SCALE.len()], scale),
-    );
+    let scale = numbers(&factors(problem.experts, 0));
+    all.insert("expert_scale".into(), scale);
     all
+}
+
+/// A tensor of f32.
+fn numbers(values: &[f32]) -> (Dtype, Vec<usize>, Vec<u8>) {
+    let data = bytes(values, f32::to_le_bytes);
+    (Dtype::F32, vec![values.len()], data)
 }
 
 /// Runs the program on a file; the file that it wrote, or what it said.
@@ -115,234 +129,232 @@ fn same_tensors(given: &[u8], wanted: &[u8]) {
     }
 }
 
-fn comes_back(test: &str, mode: CombineMode, weights: bool) {
-    let mut problem = problem();
-    let given = file_of(&tensors(&problem, weights));
-    let mut options = vec!["--p2p-world-size", "1", "--seed", "9"];
-    options.extend(match mode {
-        CombineMode::Reduced => ["--mode", "reduced"],
-        CombineMode::Exact => ["--mode", "exact"],
+/// The options of a replay that makes the first round of a case.
+fn options(case: &Case) -> Vec<String> {
+    let (config, words) = (case.config(), |text: String| {
+        text.split(' ').map(String::from).collect::<Vec<_>>()
     });
-    options.extend(weights.then_some("--split"));
-    let written = replay(test, &given, &options).unwrap();
-    options.push("--all-at-once");
-    let at_once = replay(test, &given, &options).unwrap();
-    same_tensors(&at_once, &written);
-    options.push("--give-up");
-    options.extend(weights.then_some("--counts"));
-    same_tensors(&replay(test, &given, &options).unwrap(), &written);
-    if !weights {
-        // What no weights stand for.
-        let inputs = problem.inputs.iter_mut();
-        inputs.for_each(|input| input.topk_weights.fill(1.0));
+    let mut all = words(format!(
+        "--mode {} --format {} --receive {} --seed {}",
+        config.combine,
+        case.format.name(),
+        case.receive,
+        case.seed
+    ));
+    if let Some(layout) = case.format.scale_layout() {
+        all.extend(words(format!("--scales {layout}")));
     }
-    let oracle = Oracle::new(&problem, &SCALE, TokenFormat::Bf16);
-    let combined = oracle.combined(mode, weights);
-    let file = SafeTensors::deserialize(&written).unwrap();
-    for (rank, wanted) in dispatch(&problem).iter().enumerate() {
-        let sums = values(&file, &format!("combined.{rank}"), bf16::from_le_bytes);
-        compare_rows(rank, "combined", &combined[rank], &sums, problem.hidden).unwrap();
-        compare_rows_of(&file, rank, wanted, problem.hidden);
+    if let Some(size) = config.p2p_world_size {
+        all.extend(words(format!("--p2p-world-size {size}")));
     }
-}
-
-/// Compares what dispatch gave a rank in BF16.
-fn compare_rows_of(file: &SafeTensors<'_>, rank: usize, wanted: &Dispatched, hidden: usize) {
-    let tokens = values(file, &format!("tokens.{rank}"), bf16::from_le_bytes);
-    compare_rows(rank, "tokens", &wanted.tokens, &tokens, hidden).unwrap();
-    let offsets = values(file, &format!("row_offsets.{rank}"), u32::from_le_bytes);
-    assert_eq!(offsets, wanted.row_offsets, "row_offsets.{rank}");
-    let ids = values(file, &format!("expert_ids.{rank}"), i32::from_le_bytes);
-    assert_eq!(ids, wanted.expert_ids, "expert_ids.{rank}");
-    let info = values(file, &format!("src_info.{rank}"), i32::from_le_bytes);
-    let info = info.as_chunks::<2>().0;
-    for (row, (given, wanted)) in info.iter().zip(&wanted.src_info).enumerate() {
-        // Nobody writes those of the shared expert.
-        let unwritten = [i32::from_le_bytes([0xa5; 4]); 2];
-        let wanted = if wanted[1] < 0 { &unwritten } else { wanted };
-        assert_eq!(given, wanted, "src_info.{rank}, row {row}");
+    let groups = Groups::of(&config);
+    if groups.alignment > 1 {
+        all.extend(words(format!("--alignment {}", groups.alignment)));
     }
-    assert_eq!(info.len(), wanted.src_info.len(), "src_info.{rank}");
-}
-
-#[test]
-fn a_file_comes_back_reduced() {
-    comes_back("reduced", CombineMode::Reduced, true);
-}
-
-#[test]
-fn a_file_without_weights_comes_back_reduced() {
-    comes_back("reduced-bare", CombineMode::Reduced, false);
-}
-
-#[test]
-fn a_file_comes_back_exact() {
-    comes_back("exact", CombineMode::Exact, true);
-}
-
-#[test]
-fn a_file_comes_back_apart() {
-    comes_back("apart", CombineMode::Exact, false);
-}
-
-/// NVFP4's global scale in the file.
-const INPUT_SCALE: f32 = 0.375;
-
-/// The options that name a format.
-fn options(format: TokenFormat) -> Vec<&'static str> {
-    let mut all = vec!["--format", format.name()];
-    match format.scale_layout() {
-        Some(ScaleLayout::RowMajor) => all.extend(["--scales", "row-major"]),
-        Some(ScaleLayout::Tiled) => all.extend(["--scales", "tiled"]),
-        None => (),
+    let is_encoded = case.gives_encoded();
+    let is_transposed = is_encoded && places(case) == Places::Transposed;
+    for (is_set, option) in [
+        (case.is_split(0), "--split"),
+        (case.shared_expert, "--shared-expert"),
+        (case.skip_a2a, "--skip-a2a"),
+        (case.has_wide_ids(0), "--ids i64"),
+        (case.transposed_scales, "--transposed-scales"),
+        (case.clear_absent, "--clear-absent"),
+        (case.combine_weights, "--combine-weights"),
+        (groups.clears_padding, "--clear-padding"),
+        (groups.row_sources, "--row-sources"),
+        (groups.m_indices, "--m-indices"),
+        (is_encoded && !is_transposed, "--pass-through"),
+        (is_transposed, "--pass-through transposed"),
+    ] {
+        if is_set {
+            all.extend(words(option.into()));
+        }
     }
     all
 }
 
-/// A rank's rows as the oracle encodes them, by expert.
-fn encoded(problem: &Problem, rank: usize, format: TokenFormat) -> Vec<Vec<Encoded>> {
-    let dispatched = &dispatch(problem)[rank];
-    let row = |row: u32| {
-        let token = &dispatched.tokens[row as usize * problem.hidden..][..problem.hidden];
-        formats::encode_with(format, token, INPUT_SCALE)
-    };
-    let experts = dispatched.row_offsets.windows(2);
-    experts
-        .map(|pair| (pair[0]..pair[1]).map(row).collect())
-        .collect()
-}
-
-/// Rows of each expert, and as many again as pad it.
-fn padded(experts: &[Vec<Encoded>], format: TokenFormat) -> Vec<Option<&Encoded>> {
-    let alignment = format.sizes().row_alignment as usize;
-    let padded = experts.iter().flat_map(|rows| {
-        let padding = rows.len().next_multiple_of(alignment) - rows.len();
-        rows.iter()
-            .map(Some)
-            .chain(std::iter::repeat_n(None, padding))
-    });
-    padded.collect()
-}
-
-/// Type, shape and bytes of a rank's scales.
-fn scales(
-    experts: &[Vec<Encoded>],
-    format: TokenFormat,
-    groups: usize,
-) -> (Dtype, Vec<usize>, Vec<u8>) {
-    let rows = padded(experts, format);
-    let bytes_of = |row: Option<&Encoded>, group: usize, bytes: usize| match row {
-        Some(row) => row.scales[bytes * group..][..bytes].to_vec(),
-        None => vec![0xa5; bytes],
-    };
-    match format.scale_layout() {
-        None => {
-            let columns = (0..groups).flat_map(|group| rows.iter().map(move |row| (*row, group)));
-            let bytes = columns.flat_map(|(row, group)| bytes_of(row, group, 4));
-            (Dtype::F32, vec![groups, rows.len()], bytes.collect())
-        }
-        Some(ScaleLayout::RowMajor) => {
-            let bytes = rows.iter().flat_map(|row| bytes_of(*row, 0, groups));
-            (Dtype::U8, vec![rows.len(), groups], bytes.collect())
-        }
-        Some(ScaleLayout::Tiled) => {
-            let (bytes, _) = scale_layout::place(&scales_of(experts), groups);
-            let blocks = bytes.len() / (128 * groups);
-            (Dtype::U8, vec![blocks, groups / 4, 32, 4, 4], bytes)
-        }
+/// Places of the scales that a case's dispatch is given.
+fn places(case: &Case) -> Places {
+    match (case.format, case.strides) {
+        (TokenFormat::BlockwiseFp8, Strides::Transposed) => Places::Transposed,
+        _ => Places::RowMajor,
     }
 }
 
-/// `[expert][row][group]`.
-fn scales_of(experts: &[Vec<Encoded>]) -> Vec<Vec<Vec<u8>>> {
-    let rows = |rows: &Vec<Encoded>| rows.iter().map(|row| row.scales.clone()).collect();
-    experts.iter().map(rows).collect()
-}
-
-/// Compares what dispatch gave a rank with the oracle's rows.
-fn compare_codes(file: &SafeTensors<'_>, problem: &Problem, rank: usize, format: TokenFormat) {
-    let experts = encoded(problem, rank, format);
-    let rows = padded(&experts, format);
-    let row_bytes = formats::row_bytes(format, problem.hidden);
-    let codes = rows.iter().flat_map(|row| match row {
-        Some(row) => row.payload.clone(),
-        None => vec![0xa5; row_bytes],
-    });
-    let wanted = match format {
-        TokenFormat::Bf16 => (Dtype::BF16, vec![rows.len(), problem.hidden]),
-        _ => (Dtype::U8, vec![rows.len(), row_bytes]),
-    };
-    let same = |name: &str, (dtype, shape, bytes): (Dtype, Vec<usize>, Vec<u8>)| {
-        let view = file.tensor(&format!("{name}.{rank}")).unwrap();
-        let place = format!("{name}.{rank} of {format:?}");
-        assert_eq!((view.dtype(), view.shape()), (dtype, &shape[..]), "{place}");
-        assert!(view.data() == bytes, "{place}");
-    };
-    let has = |name: &str| file.tensor(&format!("{name}.{rank}")).is_ok();
-    same("tokens", (wanted.0, wanted.1, codes.collect()));
-    let groups = formats::groups(format, problem.hidden);
-    match groups {
-        0 => assert!(!has("scales")),
-        _ => same("scales", scales(&experts, format, groups)),
-    }
-    match format.scale_layout() {
-        Some(ScaleLayout::Tiled) => {
-            let (_, offsets) = scale_layout::place(&scales_of(&experts), groups);
-            let bytes = bytes(&offsets, u32::to_le_bytes);
-            same("scales_offsets", (Dtype::U32, vec![offsets.len()], bytes));
-        }
-        _ => assert!(!has("scales_offsets")),
-    }
-    let inverses: Option<Vec<u16>> = rows
-        .iter()
-        .map(|row| row.and_then(|row| row.row_scale))
-        .collect();
-    match inverses.filter(|_| format.sizes().has_row_scale) {
-        Some(inverses) => {
-            let bytes = bytes(&inverses, u16::to_le_bytes);
-            same("row_scales", (Dtype::BF16, vec![rows.len()], bytes));
-        }
-        None => assert!(!has("row_scales")),
+/// Makes a case one that a file can have: a first round, with weights on all ranks or on none, and calls and
+/// ids that are alike on all.
+fn as_a_file(case: Case) -> Case {
+    let alike = |bits: u64| if bits & 1 == 0 { 0 } else { u64::MAX };
+    let is_padded = case.receive == ReceiveLayout::Padded;
+    // In exact mode rows stay apart without.
+    let needs_weights = case.skip_a2a || is_padded || case.how == Return::Exact;
+    let has_weights = case.how != Return::Apart && (needs_weights || case.seed % 8 != 7);
+    Case {
+        tokens: vec![case.tokens[0].clone()],
+        most_tokens: 0,
+        split: if case.skip_a2a { 0 } else { alike(case.split) },
+        wide_ids: alike(case.wide_ids),
+        unweighted: if has_weights { 0 } else { u64::MAX },
+        counted: None,
+        finish: None,
+        short: false,
+        specials: false,
+        initial: [false; 2],
+        options: case.receive == ReceiveLayout::Padded || alike(case.wide_ids) > 0,
+        ..case
     }
 }
 
-/// Two ranks, one of which has experts without rows and one with more than a block of 128.
-fn problem_of_groups() -> Problem {
-    let routing = Routing::Zipf { exponent: 2.0 };
-    ferry_rig::problem(vec![140, 9], [12, 2, 256], routing, 4)
+/// Replays the first round of a case, half of them also in calls of all ranks after a dispatch that is given
+/// up, and compares every tensor with the oracle.
+fn comes_back(test: &str, case: Case) {
+    let case = as_a_file(case);
+    let (problem, weights) = (case.problem(0), !case.is_unweighted(0));
+    let mut given = match case.gives_encoded() {
+        true => encoded::with_codes(&problem, &case),
+        false => tensors(&problem, weights),
+    };
+    given.insert("shared_scale".into(), numbers(&[SHARED_FACTOR]));
+    if !case.gives_encoded() {
+        given.insert("input_scale".into(), numbers(&[INPUT_SCALE]));
+    }
+    let (given, options) = (file_of(&given), options(&case));
+    let mut options: Vec<_> = options.iter().map(String::as_str).collect();
+    let run = |options: &[&str]| {
+        replay(test, &given, options).unwrap_or_else(|error| panic!("{error}: {case:?}"))
+    };
+    let written = run(&options);
+    if case.seed % 4 < 2 {
+        options.extend(["--all-at-once", "--give-up"]);
+        options.extend(case.is_split(0).then_some("--counts"));
+        same_tensors(&run(&options), &written);
+    }
+    let file = SafeTensors::deserialize(&written).unwrap();
+    judge(&case, &problem, read::outputs(&file, &case));
+}
+
+/// Compares the outputs of a case's round with the oracle's.
+fn judge(case: &Case, problem: &Problem, mut outputs: Vec<RankOutputs>) {
+    let (scale, compared) = (factors(case.experts, 0), case.compared());
+    let is_summed = case.how != Return::Apart;
+    let rows_of = |output: &RankOutputs| match &output.received {
+        Contents::Rows(rows) => rows.layout.rows,
+        Contents::ByExpert(_) => 0,
+    };
+    let most = outputs.iter().map(rows_of).max().unwrap_or(0);
+    let verify = |oracle: Oracle, outputs: &mut [RankOutputs]| {
+        for output in &mut *outputs {
+            let weights = std::mem::take(&mut output.combined_weights);
+            // A file has as many compact rows as came to its rank; weights come back from all ranks.
+            let layout = RowLayout::of(&case.config(), most);
+            let verified = oracle.verify_returned(output.rank, &layout, &weights);
+            verified.unwrap_or_else(|error| panic!("{error}: {case:?}"));
+        }
+        let verified = oracle.verify(case.how.mode(), is_summed, outputs);
+        verified.unwrap_or_else(|error| panic!("{error}: {case:?}"));
+    };
+    if !case.skip_a2a {
+        verify(
+            Oracle::of(problem, &scale, case.format, compared),
+            &mut outputs,
+        );
+        return;
+    }
+    let all = Problem {
+        ranks: 1,
+        inputs: problem.inputs[..1].to_vec(),
+        ..*problem
+    };
+    let here = case.experts / case.ranks;
+    for (rank, output) in outputs.iter_mut().enumerate() {
+        let compared = Compared {
+            part: Some((rank, case.ranks)),
+            ..compared
+        };
+        let (share, scale) = (
+            share_of(&all, case.ranks, rank),
+            &scale[rank * here..][..here],
+        );
+        // The only one there.
+        output.rank = 0;
+        verify(
+            Oracle::of(&share, scale, case.format, compared),
+            std::slice::from_mut(output),
+        );
+    }
 }
 
 #[test]
-fn every_format_comes_back_with_its_scales() {
-    let problem = problem_of_groups();
-    let mut given = tensors(&problem, true);
-    let scale = INPUT_SCALE.to_le_bytes().to_vec();
-    given.insert("input_scale".into(), (Dtype::F32, vec![1], scale));
-    let given = file_of(&given);
-    for format in TokenFormat::ALL {
-        let written = replay("formats", &given, &options(format)).unwrap();
-        let file = SafeTensors::deserialize(&written).unwrap();
-        let oracle = Oracle::new(&problem, &SCALE, format);
-        let combined = oracle.combined(CombineMode::Reduced, true);
-        for (rank, wanted) in dispatch(&problem).iter().enumerate() {
-            compare_codes(&file, &problem, rank, format);
-            let offsets = values(&file, &format!("row_offsets.{rank}"), u32::from_le_bytes);
-            let alignment = format.sizes().row_alignment;
-            assert_eq!(offsets, fp8::padded_offsets(&wanted.row_offsets, alignment));
-            let sums = values(&file, &format!("combined.{rank}"), bf16::from_le_bytes);
-            compare_rows(rank, "combined", &combined[rank], &sums, problem.hidden).unwrap();
+fn every_format_comes_back_by_expert_and_in_blocks() {
+    let kinds = TokenFormat::ALL.map(|format| [(format, false), (format, true)]);
+    for (seed, &(format, is_padded)) in (0..).zip(kinds.as_flattened()) {
+        let tables = seed % 4 > 1;
+        comes_back(
+            "formats",
+            Case {
+                format,
+                receive: match is_padded {
+                    true => ReceiveLayout::Padded,
+                    false => ReceiveLayout::ByExpert,
+                },
+                transposed_scales: is_padded && format == TokenFormat::BlockwiseFp8,
+                p2p_world_size: 1 + seed as usize / 2 % 2,
+                groups: Groups {
+                    alignment: if tables { 8 << (seed % 6) } else { 1 },
+                    clears_padding: tables,
+                    row_sources: tables,
+                    m_indices: tables,
+                    padded: 0,
+                },
+                ..groups_case(seed)
+            },
+        );
+    }
+}
+
+#[test]
+fn rows_come_back_in_every_layout_and_format() {
+    let layouts = ROW_LAYOUTS.map(|receive| ROW_FORMATS.map(|format| (receive, format)));
+    for (seed, &(receive, format)) in (0..).zip(layouts.as_flattened()) {
+        let of = |is_transposed: bool| Case {
+            receive,
+            format,
+            transposed_scales: is_transposed,
+            clear_absent: receive == ReceiveLayout::Strided && seed % 2 == 0,
+            wide_ids: [0, u64::MAX][seed as usize % 2],
+            combine_weights: true,
+            ..groups_case(seed)
+        };
+        comes_back("rows", of(false));
+        if format == TokenFormat::BlockwiseFp8 {
+            comes_back("rows", of(true));
         }
+    }
+}
+
+/// Sizes, ways back, shared experts, groups and nodes as they are drawn, in every layout.
+#[test]
+fn any_case_comes_back() {
+    for seed in drawn(80_000..80_080) {
+        comes_back(
+            "any",
+            match seed % 5 {
+                0 | 1 => any_case(seed),
+                2 => padded_case(seed),
+                3 => local_case(seed),
+                _ => any_rows_case(seed),
+            },
+        );
     }
 }
 
 #[test]
 fn without_an_input_scale_it_is_1() {
-    let problem = problem_of_groups();
-    let mut given = tensors(&problem, true);
+    let mut given = tensors(&groups_case(4).problem(0), true);
     let mut written = |scale: Option<f32>| {
         if let Some(scale) = scale {
-            let bytes = scale.to_le_bytes().to_vec();
-            given.insert("input_scale".into(), (Dtype::F32, vec![1], bytes));
+            given.insert("input_scale".into(), numbers(&[scale]));
         }
         replay("scale", &file_of(&given), &["--format", "nvfp4"])
     };
@@ -354,7 +366,6 @@ fn without_an_input_scale_it_is_1() {
         assert!(text.contains("tensor input_scale is"), "{text}");
     }
 }
-
 #[test]
 fn a_missing_tensor_is_named() {
     let all = tensors(&problem(), true);

@@ -1,217 +1,27 @@
-//! Replays whose rows stay as they came, and expert ids of 64 bits.
+//! Replays whose sums begin with rows of the file, and expert ids of 64 bits.
 
-use ferry::{CombineMode, ReceiveLayout, TokenFormat};
-use ferry_reference::{
-    Finish, Problem, ReceivedRows, RowNumbers, bf16, combine_rows, combine_weights, receive_rows,
-    round_to_bf16,
-};
-use ferry_rig::formats::{self, Encoded};
-use ferry_rig::verify::{Oracle, compare_rows};
-use ferry_rig::{ROW_FORMATS, ROW_LAYOUTS};
+use ferry_reference::{Finish, bf16, combine_rows, receive_rows};
+use ferry_rig::verify::Contents;
+use ferry_rig::{Case, factors};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
-    SCALE, Tensors, bytes, file_of, options, problem_of_groups, refused_with, replay, same_tensors,
-    tensors, values,
+    Tensors, bytes, file_of, groups_case, read, refused_with, replay, same_tensors, tensors,
 };
-
-/// Rows that a rank receives.
-fn received(problem: &Problem, rank: usize, receive: ReceiveLayout) -> ReceivedRows {
-    let compact = |capacity| receive_rows(problem, rank, RowNumbers::Compact { capacity });
-    match receive {
-        ReceiveLayout::Compact => compact(compact(0).sent),
-        _ => receive_rows(problem, rank, RowNumbers::Strided { max_tokens: 140 }),
-    }
-}
-
-/// A tensor: its name, its shape and its bytes.
-type Wanted = (&'static str, Vec<usize>, Vec<u8>);
-
-/// Tensors that describe received rows.
-fn described(problem: &Problem, rows: &ReceivedRows, layout: Layout) -> Vec<Wanted> {
-    let slots = vec![rows.tokens.len(), problem.top_k];
-    let ids = match layout.wide {
-        true => bytes(&rows.ids, i64::to_le_bytes),
-        false => bytes(&rows.ids, |id| (id as i32).to_le_bytes()),
-    };
-    let words = |words: &[i32]| bytes(words, i32::to_le_bytes);
-    let weights = bytes(&rows.weights, f32::to_le_bytes);
-    let info = words(rows.src_info.as_flattened());
-    let (ranks, experts) = (vec![problem.ranks], vec![problem.local_experts()]);
-    vec![
-        ("ids", slots.clone(), ids),
-        ("weights", slots, weights),
-        ("src_info", vec![rows.tokens.len(), 2], info),
-        ("source_counts", ranks, words(&rows.source_counts)),
-        ("expert_counts", experts, words(&rows.expert_counts)),
-    ]
-}
-
-/// Tensors of received rows: payload and scales.
-fn payload(
-    problem: &Problem,
-    rows: &ReceivedRows,
-    format: TokenFormat,
-    layout: Layout,
-) -> Vec<Wanted> {
-    let (count, hidden, clear) = (rows.tokens.len(), problem.hidden, layout.clear);
-    let encode = |(source, token): (usize, usize)| {
-        let row = &problem.inputs[source].x[token * hidden..][..hidden];
-        formats::encode_with(format, row, 1.0)
-    };
-    let encoded: Vec<_> = rows.tokens.iter().map(|token| token.map(encode)).collect();
-    let part = |part: fn(&Encoded) -> Vec<u8>| {
-        let encoded = &encoded;
-        move |row: usize| encoded[row].as_ref().map_or_else(Vec::new, part)
-    };
-    let image = |width: usize| vec![0xa5; width * count];
-    let width = formats::row_bytes(format, hidden);
-    let mut tokens = image(width);
-    rows.write(&mut tokens, width, clear, part(|row| row.payload.clone()));
-    let columns = if format == TokenFormat::Bf16 {
-        hidden
-    } else {
-        width
-    };
-    let mut all = vec![("tokens", vec![count, columns], tokens)];
-    let groups = formats::groups(format, hidden);
-    let width = groups * format.sizes().scale_bytes as usize;
-    let (mut scales, scales_of) = (image(width), part(|row| row.scales.clone()));
-    if layout.transposed {
-        rows.write_transposed(&mut scales, groups, clear, scales_of);
-        all.push(("scales", vec![groups, count], scales));
-    } else if groups > 0 {
-        rows.write(&mut scales, width, clear, scales_of);
-        all.push(("scales", vec![count, groups], scales));
-    }
-    if format.sizes().has_row_scale {
-        let bytes_of = |row: &Encoded| row.row_scale.unwrap_or(0).to_le_bytes().to_vec();
-        let mut own = image(2);
-        rows.write(&mut own, 2, clear, part(bytes_of));
-        all.push(("row_scales", vec![count], own));
-    }
-    all
-}
-
-/// Choices of a replay.
-#[derive(Clone, Copy)]
-struct Layout {
-    receive: ReceiveLayout,
-    transposed: bool,
-    clear: bool,
-    wide: bool,
-}
-
-impl Layout {
-    fn options(&self, format: TokenFormat) -> Vec<&'static str> {
-        let mut all = options(format);
-        all.extend(["--receive", self.receive.name(), "--combine", "rows"]);
-        all.push("--combine-weights");
-        if self.wide {
-            all.extend(["--ids", "i64"]);
-        }
-        all.extend(self.transposed.then_some("--transposed-scales"));
-        all.extend(self.clear.then_some("--clear-absent"));
-        all
-    }
-}
-
-/// Every layout and format.
-fn layouts() -> Vec<(Layout, TokenFormat)> {
-    let mut all = Vec::new();
-    for receive in ROW_LAYOUTS {
-        for (index, format) in ROW_FORMATS.into_iter().enumerate() {
-            let layout = Layout {
-                receive,
-                transposed: format == TokenFormat::BlockwiseFp8,
-                clear: receive == ReceiveLayout::Strided && index % 2 == 0,
-                wide: index % 2 == 1,
-            };
-            all.push((layout, format));
-        }
-        let layout = Layout {
-            receive,
-            transposed: false,
-            clear: false,
-            wide: false,
-        };
-        all.push((layout, TokenFormat::BlockwiseFp8));
-    }
-    all
-}
-
-#[test]
-fn rows_come_back_in_every_layout_and_format() {
-    let problem = problem_of_groups();
-    let given = file_of(&tensors(&problem, true));
-    for (layout, format) in layouts() {
-        let options = layout.options(format);
-        let written = replay("rows", &given, &options).unwrap();
-        let file = SafeTensors::deserialize(&written).unwrap();
-        let rows: Vec<_> = (0..2)
-            .map(|rank| received(&problem, rank, layout.receive))
-            .collect();
-        let combined = Oracle::new(&problem, &SCALE, format).combined(CombineMode::Reduced, true);
-        let weights: Vec<_> = rows.iter().map(|rows| rows.weights.clone()).collect();
-        let weights = combine_weights(&problem, &rows, &weights);
-        let mut count = 0;
-        for rank in 0..2 {
-            let all = [
-                described(&problem, &rows[rank], layout),
-                payload(&problem, &rows[rank], format, layout),
-            ];
-            for (name, dims, bytes) in all.concat() {
-                let tensor = file.tensor(&format!("{name}.{rank}")).unwrap();
-                assert_eq!(tensor.shape(), dims, "{name}.{rank}, {options:?}");
-                assert!(tensor.data() == bytes, "{name}.{rank}, {options:?}");
-                count += 1;
-            }
-            let sums = values(&file, &format!("combined.{rank}"), bf16::from_le_bytes);
-            compare_rows(rank, "combined", &combined[rank], &sums, problem.hidden).unwrap();
-            let back = values(
-                &file,
-                &format!("combined_weights.{rank}"),
-                f32::from_le_bytes,
-            );
-            assert_eq!(back, weights[rank], "{options:?}");
-        }
-        assert_eq!(file.len(), count + 4, "{:?}", file.names());
-    }
-}
-
-/// Answers of the stand-in for the experts, for the rows of a rank.
-fn answers(problem: &Problem, rows: &ReceivedRows, rank: usize) -> Vec<bf16> {
-    let (hidden, top_k, here) = (problem.hidden, problem.top_k, problem.local_experts());
-    let mut answers = vec![bf16::NAN; rows.tokens.len() * hidden];
-    for (row, token) in rows.tokens.iter().enumerate() {
-        let Some((source, token)) = *token else {
-            continue;
-        };
-        for column in 0..hidden {
-            let x = problem.inputs[source].x[token * hidden + column].to_f32();
-            let mut sum = 0.0;
-            for slot in row * top_k..(row + 1) * top_k {
-                if let Ok(expert) = usize::try_from(rows.ids[slot]) {
-                    let answer = round_to_bf16(x * SCALE[rank * here + expert]);
-                    sum += rows.weights[slot] * answer.to_f32();
-                }
-            }
-            answers[row * hidden + column] = round_to_bf16(sum);
-        }
-    }
-    answers
-}
 
 #[test]
 fn sums_of_rows_begin_with_what_the_file_has() {
-    let problem = problem_of_groups();
+    let case = Case {
+        receive: ferry::ReceiveLayout::Compact,
+        ..groups_case(4)
+    };
+    let (problem, scale) = (case.problem(0), factors(case.experts, 0));
     let mut given = tensors(&problem, true);
-    let (other, rows) = (problem_of_groups().inputs, 0..2);
     let mut initial = vec![[None, None]; 2];
-    for rank in rows.clone() {
-        let dims = vec![other[rank].tokens, problem.hidden];
+    for (rank, input) in problem.inputs.iter().enumerate() {
+        let dims = vec![input.tokens, problem.hidden];
         for (index, name) in ["initial", "second_initial"].into_iter().enumerate() {
-            let values: Vec<bf16> = (other[rank].x.iter().rev())
+            let values: Vec<bf16> = (input.x.iter().rev())
                 .map(|x| bf16::from_f32(x.to_f32() * (index as f32 - 0.75)))
                 .collect();
             let tensor = (Dtype::BF16, dims.clone(), bytes(&values, bf16::to_le_bytes));
@@ -219,17 +29,25 @@ fn sums_of_rows_begin_with_what_the_file_has() {
             initial[rank][index] = Some(values);
         }
     }
-    let rows: Vec<_> = rows
-        .map(|rank| received(&problem, rank, ReceiveLayout::Compact))
-        .collect();
-    let answers: Vec<_> = (rows.iter().enumerate())
-        .map(|(rank, rows)| answers(&problem, rows, rank))
-        .collect();
-    let finish = [Finish::NONE, Finish::NONE];
-    let wanted = combine_rows(&problem, &rows, &answers, &initial, &finish);
     let options = ["--receive", "compact", "--initial", "--split"];
     let written = replay("initial", &file_of(&given), &options).unwrap();
     let file = SafeTensors::deserialize(&written).unwrap();
+    let (mut rows, mut answers) = (Vec::new(), Vec::new());
+    for output in read::outputs(&file, &case) {
+        let Contents::Rows(received) = output.received else {
+            panic!("rows by expert")
+        };
+        rows.push(receive_rows(
+            &problem,
+            output.rank,
+            received.layout.numbers(),
+        ));
+        answers.push(received.answers(&scale, output.rank, |_, source, token| {
+            &problem.inputs[source].x[token * case.hidden..][..case.hidden]
+        }));
+    }
+    let finish = [Finish::NONE, Finish::NONE];
+    let wanted = combine_rows(&problem, &rows, &answers, &initial, &finish);
     for (rank, wanted) in wanted.iter().enumerate() {
         assert!(file.tensor(&format!("combined.{rank}")).unwrap().data() == wanted);
     }
@@ -245,7 +63,7 @@ fn sums_of_rows_begin_with_what_the_file_has() {
 /// Ids of the file, and those that dispatch is given, are of either type.
 #[test]
 fn ids_of_either_type_are_the_same() {
-    let problem = problem_of_groups();
+    let problem = groups_case(4).problem(0);
     let narrow = tensors(&problem, true);
     let mut wide: Tensors = narrow.clone();
     for (rank, input) in problem.inputs.iter().enumerate() {
@@ -267,7 +85,7 @@ fn ids_of_either_type_are_the_same() {
 
 #[test]
 fn what_does_not_go_with_a_layout_is_refused() {
-    let given = tensors(&problem_of_groups(), true);
+    let given = tensors(&groups_case(4).problem(0), true);
     let refused = |options: &str, words: &[&str]| {
         let options: Vec<_> = options.split(' ').collect();
         for words in words {
