@@ -46,7 +46,7 @@ pub use {
     graphs::Graphs,
     options::Options,
     own::run_own,
-    run::{Outcome, Run, caught},
+    run::{Outcome, Run, caught, run_all},
     seeds::{choose, drawn, drawn_and, draws_all},
 };
 pub use {

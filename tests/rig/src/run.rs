@@ -3,6 +3,7 @@
 
 mod counts;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferry::ReceiveLayout;
@@ -15,6 +16,7 @@ use ferry_reference::{Problem, RankInput};
 use super::case::Case;
 use super::expected::Expected;
 use super::inputs::Return;
+use super::seeds::drawn;
 use super::tensors::{HALVES, Memory, Room, Tensors};
 use crate::formats::INPUT_SCALE;
 use crate::verify::{Contents, POISON, RowLayout, Viewed, read_view};
@@ -452,6 +454,13 @@ fn tensors_of(
 /// Elements before the expert ids, from 0 to 3.
 const fn lead(seed: u64) -> usize {
     ((seed % 3).saturating_sub(1) * (1 + seed / 3 % 3)) as usize
+}
+
+/// Runs one case on simulated ranks for each seed that is [drawn], and compares it.
+pub fn run_all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
+    for seed in drawn(seeds) {
+        Run::of(&case(seed)).expect_success();
+    }
 }
 
 /// Makes an error of a panic: of its text.

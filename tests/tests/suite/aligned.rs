@@ -2,7 +2,7 @@
 //! programs draw whether they have them; these all do.
 
 use ferry_rig::verify::Groups;
-use ferry_rig::{Case, Run, any_case, drawn, inline_case, local_case};
+use ferry_rig::{Case, any_case, inline_case, local_case, run_all};
 
 /// A case with padding and tables, of which the seed leaves out some.
 fn described(seed: u64, case: Case) -> Case {
@@ -19,23 +19,17 @@ fn described(seed: u64, case: Case) -> Case {
     }
 }
 
-fn all(seeds: std::ops::Range<u64>, case: fn(u64) -> Case) {
-    for seed in drawn(seeds) {
-        Run::of(&described(seed, case(seed))).expect_success();
-    }
-}
-
 #[test]
 fn rows_that_travel() {
-    all(71_000..71_150, any_case);
+    run_all(71_000..71_150, |seed| described(seed, any_case(seed)));
 }
 
 #[test]
 fn rows_with_inline_flags() {
-    all(71_200..71_300, inline_case);
+    run_all(71_200..71_300, |seed| described(seed, inline_case(seed)));
 }
 
 #[test]
 fn tokens_that_all_ranks_have() {
-    all(71_400..71_480, local_case);
+    run_all(71_400..71_480, |seed| described(seed, local_case(seed)));
 }

@@ -1,8 +1,6 @@
 //! Combines with options on simulated ranks give what the oracle gives, bit for bit: epilogues,
 //! results of other elements, late weights, the shared expert's rows.
 
-use std::ops::Range;
-
 use ferry::simulator::{Combines, Options as Machine};
 use ferry::{Group, TokenFormat};
 use ferry_own_epilogue::LimitedWithOffsets;
@@ -30,32 +28,30 @@ fn summed(seed: u64) -> Case {
     }
 }
 
-fn all(seeds: Range<u64>, shared_expert: bool) {
-    for seed in drawn(seeds) {
-        let case = Case {
-            shared_expert,
-            finish: Some(Options::any(seed)),
-            ..summed(seed)
-        };
-        Run::of(&case).expect_success();
+/// The same with options.
+fn with_options(seed: u64, shared_expert: bool) -> Case {
+    Case {
+        shared_expert,
+        finish: Some(Options::any(seed)),
+        ..summed(seed)
     }
 }
 
 #[test]
 fn any_options_1() {
-    all(0..200, false);
+    run_all(0..200, |seed| with_options(seed, false));
 }
 
 #[test]
 fn any_options_2() {
-    all(200..400, false);
+    run_all(200..400, |seed| with_options(seed, false));
 }
 
 /// Every rank has the shared expert's rows of all its tokens: as many of the expert rows as it has
 /// tokens, from the first one on.
 #[test]
 fn with_a_shared_expert() {
-    all(400..760, true);
+    run_all(400..760, |seed| with_options(seed, true));
 }
 
 /// Each option alone, fused and split, in both modes.

@@ -1,34 +1,25 @@
 //! If every rank has all tokens, dispatch and combine on simulated ranks give what the oracle gives of
 //! each rank's share, bit for bit, whatever the order of events.
 
-use std::ops::Range;
-
 use ferry::*;
 use ferry_reference::{Problem, RankInput, bf16};
-use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, drawn, local_case};
+use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case, run_all};
 use ferry_tests::gpu::local::cases;
-
-/// Runs one case for each seed.
-fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in drawn(seeds) {
-        Run::of(&case(seed)).expect_success();
-    }
-}
 
 #[test]
 fn any_case_1() {
-    all(0..200, local_case);
+    run_all(0..200, local_case);
 }
 
 #[test]
 fn any_case_2() {
-    all(200..400, local_case);
+    run_all(200..400, local_case);
 }
 
 /// The device says how many tokens there are, fewer than there are rows, or as many.
 #[test]
 fn tokens_that_the_device_counts() {
-    all(400..560, |seed| Case {
+    run_all(400..560, |seed| Case {
         counted: Some([0, 1, 3, 40][seed as usize % 4]),
         ..local_case(seed)
     });
@@ -37,7 +28,7 @@ fn tokens_that_the_device_counts() {
 /// Epilogues, other elements and weights of the experts' rows; and these with tokens that the device counts.
 #[test]
 fn sums_with_options() {
-    all(600..800, |seed| {
+    run_all(600..800, |seed| {
         let case = local_case(seed);
         Case {
             how: [Return::Reduced, Return::Exact][seed as usize / 2 % 2],
@@ -51,7 +42,7 @@ fn sums_with_options() {
 /// Outputs that hold fewer rows than come: the first ones are there, the others are no part of the sums.
 #[test]
 fn outputs_that_are_too_small() {
-    all(800..1_000, |seed| Case {
+    run_all(800..1_000, |seed| Case {
         short: true,
         counted: [None, None, Some(3)][seed as usize % 3],
         ..local_case(seed)
@@ -61,7 +52,7 @@ fn outputs_that_are_too_small() {
 /// So many experts that a block has no room for the positions of all its tokens beside their counts.
 #[test]
 fn as_many_experts_as_a_block_can_count() {
-    all(1_000..1_012, |seed| {
+    run_all(1_000..1_012, |seed| {
         let case = local_case(seed);
         Case {
             experts: 2680 * case.ranks,

@@ -1,8 +1,6 @@
 //! Tokens that are encoded already, on simulated ranks: any codes and scales arrive bit for bit, in every
 //! layout of received rows and from scales in every place, and a word that cannot travel is named.
 
-use std::ops::Range;
-
 use ferry::layout::Region;
 use ferry::*;
 use ferry_reference::passed;
@@ -47,32 +45,25 @@ fn encoded(case: Case) -> Case {
     }
 }
 
-/// Runs one case for each seed.
-fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in drawn(seeds) {
-        Run::of(&encoded(case(seed))).expect_success();
-    }
-}
-
 #[test]
 fn tokens_by_expert() {
-    all(50_000..50_120, any_case);
+    run_all(50_000..50_120, |seed| encoded(any_case(seed)));
 }
 
 /// Few tokens in parts with inline flags, whose words must not look as if they had not arrived.
 #[test]
 fn tokens_with_inline_flags() {
-    all(50_300..50_380, inline_case);
+    run_all(50_300..50_380, |seed| encoded(inline_case(seed)));
 }
 
 #[test]
 fn tokens_that_stay_as_they_came() {
-    all(50_500..50_620, any_rows_case);
+    run_all(50_500..50_620, |seed| encoded(any_rows_case(seed)));
 }
 
 #[test]
 fn tokens_that_all_ranks_have() {
-    all(50_800..50_880, local_case);
+    run_all(50_800..50_880, |seed| encoded(local_case(seed)));
 }
 
 /// Rows of sixteen parts, of which each has more words of scales than a warp has lanes.

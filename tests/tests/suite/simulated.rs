@@ -1,39 +1,30 @@
 //! Dispatch and combine on simulated ranks give what the oracle gives, bit for bit, whatever the
 //! order of events. A failure prints the whole case; its seed reproduces it.
 
-use std::ops::Range;
-
 use ferry::{ScaleLayout, TokenFormat};
 use ferry_reference::bf16;
 use ferry_reference::workload::Routing;
 use ferry_rig::formats::given::Given;
 use ferry_rig::*;
 
-/// Runs one case for each seed.
-fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
-    for seed in drawn(seeds) {
-        Run::of(&case(seed)).expect_success();
-    }
-}
-
 #[test]
 fn any_case_1() {
-    all(0..350, any_case);
+    run_all(0..350, any_case);
 }
 
 #[test]
 fn any_case_2() {
-    all(350..700, any_case);
+    run_all(350..700, any_case);
 }
 
 #[test]
 fn any_case_3() {
-    all(700..1_050, any_case);
+    run_all(700..1_050, any_case);
 }
 
 #[test]
 fn any_case_4() {
-    all(1_050..1_400, any_case);
+    run_all(1_050..1_400, any_case);
 }
 
 /// Four ranks with these tokens, in two rounds; all else comes from the seed.
@@ -55,24 +46,24 @@ fn four_ranks(seed: u64, tokens: [usize; 4]) -> Case {
 
 #[test]
 fn one_rank_has_all_tokens() {
-    all(2_000..2_100, |seed| four_ranks(seed, [128, 0, 0, 0]));
+    run_all(2_000..2_100, |seed| four_ranks(seed, [128, 0, 0, 0]));
 }
 
 #[test]
 fn every_rank_has_half_as_many_tokens() {
-    all(2_100..2_200, |seed| four_ranks(seed, [64, 32, 16, 8]));
+    run_all(2_100..2_200, |seed| four_ranks(seed, [64, 32, 16, 8]));
 }
 
 #[test]
 fn nobody_has_tokens() {
-    all(2_200..2_400, |seed| four_ranks(seed, [0, 0, 0, 0]));
+    run_all(2_200..2_400, |seed| four_ranks(seed, [0, 0, 0, 0]));
 }
 
 /// Rows as many as can come to a rank, all of them to be staged for other nodes: the shared expert's rows,
 /// which stand before them, leave no more room there.
 #[test]
 fn rows_behind_the_shared_experts_are_staged_in_exact_mode() {
-    all(2_700..2_740, |seed| Case {
+    run_all(2_700..2_740, |seed| Case {
         ranks: 3,
         p2p_world_size: 1,
         experts: 3,
@@ -89,7 +80,7 @@ fn rows_behind_the_shared_experts_are_staged_in_exact_mode() {
 /// Sums of several rows, rounded before the shared expert's is added, of ranks that are nodes of their own.
 #[test]
 fn a_shared_expert_on_several_nodes_in_exact_mode() {
-    all(2_740..2_860, |seed| Case {
+    run_all(2_740..2_860, |seed| Case {
         p2p_world_size: 1,
         how: Return::Exact,
         shared_expert: true,
@@ -99,7 +90,7 @@ fn a_shared_expert_on_several_nodes_in_exact_mode() {
 
 #[test]
 fn all_tokens_go_to_one_expert() {
-    all(2_400..2_600, |seed| {
+    run_all(2_400..2_600, |seed| {
         let case = any_case(seed);
         let expert = Dice::new(!seed).below(case.experts);
         Case {
@@ -111,7 +102,7 @@ fn all_tokens_go_to_one_expert() {
 
 #[test]
 fn many_experts() {
-    all(2_600..2_616, |seed| {
+    run_all(2_600..2_616, |seed| {
         let mut dice = Dice::new(seed);
         let ranks = dice.pick(&[2, 4, 8]);
         let tokens = (0..2)
@@ -153,12 +144,12 @@ fn stragglers(seed: u64) -> Case {
 
 #[test]
 fn stragglers_are_not_overtaken_1() {
-    all(3_000..3_300, stragglers);
+    run_all(3_000..3_300, stragglers);
 }
 
 #[test]
 fn stragglers_are_not_overtaken_2() {
-    all(3_300..3_600, stragglers);
+    run_all(3_300..3_600, stragglers);
 }
 
 /// Warps as many as on a large GPU, and more whole rows than warps: some only send, others only put rows in
@@ -181,7 +172,7 @@ fn as_large_as_on_a_gpu(seed: u64) -> Case {
 
 #[test]
 fn launches_as_large_as_on_a_gpu() {
-    all(5_000..5_003, as_large_as_on_a_gpu);
+    run_all(5_000..5_003, as_large_as_on_a_gpu);
 }
 
 /// The same with at most a row for each of those that only send: they are numbered block by block,
@@ -197,7 +188,7 @@ fn a_row_for_each_sender(seed: u64) -> Case {
 
 #[test]
 fn senders_with_a_row_each_flag_it_for_themselves() {
-    all(5_010..5_012, a_row_for_each_sender);
+    run_all(5_010..5_012, a_row_for_each_sender);
 }
 
 /// Rows that no source has few enough of to send them bare, and a warp for each: combine flags
@@ -213,7 +204,7 @@ fn a_warp_for_each_row(seed: u64) -> Case {
 
 #[test]
 fn rows_sent_back_by_a_warp_each_are_flagged_together() {
-    all(5_020..5_022, a_warp_for_each_row);
+    run_all(5_020..5_022, a_warp_for_each_row);
 }
 
 /// Rows that no source has few enough of to send them bare, and more of them than warps: combine
@@ -238,7 +229,7 @@ fn in_batches(seed: u64) -> Case {
 
 #[test]
 fn rows_sent_back_in_batches() {
-    all(5_100..5_106, in_batches);
+    run_all(5_100..5_106, in_batches);
 }
 
 /// A small batch, which every block numbers for itself: less than a group of 32 assignments, whole groups and
@@ -274,7 +265,7 @@ fn small_batch(seed: u64) -> Case {
 
 #[test]
 fn small_batches_of_every_size() {
-    all(5_400..5_430, small_batch);
+    run_all(5_400..5_430, small_batch);
 }
 
 /// Tiled scales of few tokens: where an expert's begin differs from round to round.
@@ -300,7 +291,7 @@ fn tiled(seed: u64) -> Case {
 
 #[test]
 fn tiled_scales_wait_for_where_they_begin() {
-    all(5_300..5_600, tiled);
+    run_all(5_300..5_600, tiled);
 }
 
 /// Many tokens for few warps: where the halves are called apart, those that announced send
@@ -336,12 +327,12 @@ fn for_few_warps(seed: u64) -> Case {
 
 #[test]
 fn many_tokens_for_few_warps() {
-    all(5_200..5_216, for_few_warps);
+    run_all(5_200..5_216, for_few_warps);
 }
 
 #[test]
 fn bare_rows_are_what_was_sent() {
-    all(4_000..4_300, inline_case);
+    run_all(4_000..4_300, inline_case);
 }
 
 /// Rows of sixteen parts of 4,608 bytes and more, with 36 words of scales if they have any.
@@ -360,7 +351,7 @@ fn large_parts(seed: u64) -> Case {
 /// A part of a row has more words of scales than a warp has lanes.
 #[test]
 fn bare_rows_with_many_scales() {
-    all(4_300..4_304, |seed| Case {
+    run_all(4_300..4_304, |seed| Case {
         format: match seed % 2 {
             0 => TokenFormat::BlockwiseFp8,
             _ => TokenFormat::Mxfp8(ScaleLayout::Tiled),
@@ -373,7 +364,7 @@ fn bare_rows_with_many_scales() {
 /// is room. Headers go first.
 #[test]
 fn large_bare_parts() {
-    all(4_304..4_308, |seed| Case {
+    run_all(4_304..4_308, |seed| Case {
         format: match seed % 2 {
             0 => TokenFormat::BlockwiseFp8,
             _ => TokenFormat::Bf16,
