@@ -1,12 +1,16 @@
-//! Reactions of simulated ranks to a peer that does not come and of inputs that do not fit: a fault
-//! that says so, results that are right wherever there are any, and an end.
+//! Reactions of simulated ranks to a peer that does not come: a fault that says so, results that are right
+//! wherever there are any, and an end.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ferry::layout::{Kernel, Region};
 use ferry::simulator::{Lost, Stalled};
 use ferry::*;
-use ferry_reference::workload::Routing;
 use ferry_rig::verify::Received;
 use ferry_rig::*;
+
+use crate::bad_inputs::{any_slot, run_with_id};
 
 /// A case with a rank that dies somewhere on the way.
 fn lost_case(seed: u64) -> Case {
@@ -55,7 +59,7 @@ fn assert_explained(run: &Run, missing: usize) {
     assert_eq!(gave_up, named, "{:?}\n{:?}", run.outcomes, run.case);
 }
 
-fn lose_ranks(seeds: std::ops::Range<u64>, lost_case: impl Fn(u64) -> Case) {
+fn lose_ranks(seeds: Range<u64>, lost_case: impl Fn(u64) -> Case) {
     let (mut runs_that_gave_up, count) = (0, seeds.end - seeds.start);
     for seed in drawn(seeds) {
         let case = lost_case(seed);
@@ -95,7 +99,7 @@ fn a_lost_rank_is_named_if_rows_stay_as_they_came() {
 /// notifications, sums or credits. All others finish, or wait for it in vain.
 #[test]
 fn a_stalled_network_is_a_fault_of_its_own_in_every_call() {
-    let mut stalls = std::collections::BTreeMap::new();
+    let mut stalls = BTreeMap::new();
     for seed in drawn(19_000..19_300) {
         let mut dice = Dice::new(!seed);
         let case = many_nodes(seed);
@@ -236,11 +240,11 @@ fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
     assert!(missed > 2 || !draws_all(), "{missed}");
 }
 
-#[test]
-fn a_rank_that_never_launches_is_named_by_all() {
-    let mut is_told = 0;
-    for seed in drawn(11_000..11_100) {
-        let case = any_case(seed);
+/// A rank that never launches is named by all that wait for it. How many of the absent ones were told.
+fn leave_out(seeds: Range<u64>, case: fn(u64) -> Case) -> usize {
+    let mut told = 0;
+    for seed in drawn(seeds) {
+        let case = case(seed);
         let absent = Dice::new(!seed).below(case.ranks);
         let case = Case {
             absent: Some(absent),
@@ -250,7 +254,7 @@ fn a_rank_that_never_launches_is_named_by_all() {
         for (r, outcome) in run.outcomes.iter().enumerate() {
             let Outcome::Fault(fault) = outcome else {
                 assert_eq!(r, absent, "{case:?}");
-                is_told += u32::from(matches!(outcome, Outcome::Late { .. }));
+                told += usize::from(matches!(outcome, Outcome::Late { .. }));
                 continue;
             };
             let wanted = (FaultKind::PeerTimeout, Rank(absent as u32), 1);
@@ -259,8 +263,15 @@ fn a_rank_that_never_launches_is_named_by_all() {
         run.compare();
         run.close();
     }
+    told
+}
+
+#[test]
+fn a_rank_that_never_launches_is_named_by_all() {
+    let told = leave_out(11_000..11_100, any_case);
     // By those whose turn came before the absent one's.
-    assert!(is_told > 20 || !draws_all(), "{is_told}");
+    assert!(told > 20 || !draws_all(), "{told}");
+    leave_out(46_000..46_060, any_rows_case);
 }
 
 /// Every byte of every output, also of those that gave up.
@@ -288,73 +299,6 @@ fn a_seed_decides_everything() {
     }
 }
 
-/// A slot of a token that exists, if there is one: round, rank, index into the ids.
-fn any_slot(case: &Case, dice: &mut Dice) -> Option<(usize, usize, usize)> {
-    let round = dice.below(case.tokens.len());
-    let rank = dice.below(case.ranks);
-    let slots = case.tokens[round][rank] * case.top_k;
-    (slots > 0).then(|| (round, rank, dice.below(slots)))
-}
-
-/// The problems of a case, run with `id` in one slot where the oracle has -1.
-fn run_with_id(case: &Case, round: usize, rank: usize, slot: usize, id: i32) -> Run {
-    let mut problems = case.problems();
-    let ids = &mut problems[round].inputs[rank].topk_ids;
-    ids[slot] = id;
-    let mut given = ids.clone();
-    ids[slot] = -1;
-    given.resize(given.len() + case.counted.unwrap_or(0) * case.top_k, 0);
-    Run::with(case, &problems, |tensors, ranks| {
-        let tensors = &tensors[round][rank];
-        tensors.put_ids(&**ranks[rank].device(), &given).unwrap();
-    })
-}
-
-#[test]
-fn an_expert_that_does_not_exist_is_named_and_left_out() {
-    let mut found = 0;
-    for seed in drawn(13_000..13_100) {
-        let case = any_case(seed);
-        let mut dice = Dice::new(!seed);
-        let Some((round, rank, slot)) = any_slot(&case, &mut dice) else {
-            continue;
-        };
-        let beyond = case.experts as i32;
-        let id = dice.pick(&[beyond, beyond + 1, i32::MAX, i32::MIN, -2]);
-        let run = run_with_id(&case, round, rank, slot, id);
-        let [fault] = run.input_faults[..] else {
-            panic!("{:?}\n{case:?}", run.input_faults)
-        };
-        assert_eq!(fault.kind, FaultKind::InvalidExpert, "{case:?}");
-        assert_eq!(
-            (
-                fault.rank.0 as usize,
-                fault.index as usize,
-                fault.peer.0 as usize
-            ),
-            (rank, slot / case.top_k, slot % case.top_k),
-            "{fault}\n{case:?}"
-        );
-        assert_eq!(
-            (fault.saw as u32 as i32, case.round_of(fault.epoch)),
-            (id, round),
-            "{fault}\n{case:?}"
-        );
-        let text = format!(
-            "rank {rank}, token {}, slot {}: expert id {id} is not in -1 to {}; ",
-            slot / case.top_k,
-            slot % case.top_k,
-            beyond - 1
-        );
-        assert!(fault.to_string().starts_with(&text), "{fault}");
-        assert!(run.outcomes.iter().all(|o| *o == Outcome::Finished));
-        run.compare();
-        run.close();
-        found += 1;
-    }
-    assert!(found > 50 || !draws_all(), "{found}");
-}
-
 /// The rank with the bad input also waits for the lost one: the second fault must not hide
 /// behind the first.
 #[test]
@@ -363,13 +307,14 @@ fn a_lost_rank_is_found_behind_a_bad_input() {
     for seed in drawn(14_000..14_200) {
         let case = lost_case(seed);
         let lost = case.lost.map_or(0, |lost| lost.rank as usize);
-        let Some((round, rank, slot)) = any_slot(&case, &mut Dice::new(!seed)) else {
+        let Some(place) = any_slot(&case, &mut Dice::new(!seed)) else {
             continue;
         };
+        let rank = place[1];
         if rank == lost {
             continue;
         }
-        let run = run_with_id(&case, round, rank, slot, case.experts as i32);
+        let run = run_with_id(&case, place, case.experts as i64);
         assert_explained(&run, lost);
         run.compare();
         let gave_up = matches!(run.outcomes[rank], Outcome::Fault(_));
@@ -377,73 +322,4 @@ fn a_lost_rank_is_found_behind_a_bad_input() {
         run.close();
     }
     assert!(hidden > 20 || !draws_all(), "{hidden}");
-}
-
-#[test]
-fn an_expert_listed_twice_is_named_only_in_debug_checks() {
-    let mut found = 0;
-    for seed in drawn(15_000..15_100) {
-        let case = Case {
-            routing: Routing::Duplicates,
-            debug_checks: true,
-            ..any_case(seed)
-        };
-        let run = Run::of(&case);
-        for fault in &run.input_faults {
-            assert_eq!(fault.kind, FaultKind::DuplicateExpert, "{fault}\n{case:?}");
-            let round = case.round_of(fault.epoch);
-            let ids = &run.case.problem(round).inputs[fault.rank.0 as usize].topk_ids;
-            let token = fault.index as usize * case.top_k;
-            let slot = fault.peer.0 as usize;
-            let ids = &ids[token..token + case.top_k];
-            assert_eq!(u64::from(ids[slot] as u32), fault.saw, "{fault}\n{case:?}");
-            assert!(ids[..slot].contains(&ids[slot]), "{fault}\n{case:?}");
-            found += 1;
-        }
-        run.compare();
-        run.close();
-        let unchecked = Case {
-            debug_checks: false,
-            ..case
-        };
-        Run::of(&unchecked).expect_success();
-    }
-    assert!(found > 100 || !draws_all(), "{found}");
-}
-
-#[test]
-fn a_number_of_tokens_above_the_rows_is_told_and_all_rows_are_taken() {
-    for seed in drawn(9_000..9_060) {
-        let case = Case {
-            counted: Some(0),
-            ..any_case(seed)
-        };
-        let run = Run::with(&case, &case.problems(), |tensors, ranks| {
-            for (rank, tensors) in ranks.iter().zip(&tensors[0]) {
-                let count = tensors.input.tokens_on_device.unwrap().at;
-                rank.device().upload(count, &[0xff; 4]).unwrap();
-            }
-        });
-        for outcome in &run.outcomes {
-            assert_eq!(*outcome, Outcome::Finished, "{case:?}");
-        }
-        let told: Vec<_> = run
-            .input_faults
-            .iter()
-            .map(|fault| (fault.kind, fault.rank.0, fault.wanted, fault.saw))
-            .collect();
-        for rank in 0..case.ranks {
-            let wanted = case.tokens[0][rank] as u64;
-            let fault = (
-                FaultKind::TooManyOnDevice,
-                rank as u32,
-                wanted,
-                u64::from(u32::MAX),
-            );
-            assert!(told.contains(&fault), "rank {rank}: {told:?}\n{case:?}");
-        }
-        assert_eq!(told.len(), case.ranks, "{told:?}\n{case:?}");
-        run.compare();
-        run.close();
-    }
 }

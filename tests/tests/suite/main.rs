@@ -2,6 +2,7 @@
 //! apart takes longer than most of them run.
 
 mod aligned;
+mod bad_inputs;
 mod counts;
 mod damaged;
 mod decoded;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ferry::layout::Region;
-use ferry::{FaultKind, ScaleLayout, TokenFormat};
+use ferry::{FaultKind, ReceiveLayout, ScaleLayout, TokenFormat};
 use ferry_reference::workload::Routing;
 use ferry_rig::*;
 
@@ -38,7 +38,7 @@ fn all(seeds: Range<u64>, case: impl Fn(u64) -> Case) -> [usize; 2] {
             assert_eq!(Some(numbers), lacks, "{fault}\n{case:?}");
             assert_eq!(fault.peer, fault.rank, "{fault}\n{case:?}");
             told[usize::from(fault.region == Region::ScaleBlocks)] += 1;
-            found.insert((round, rank));
+            assert!(found.insert((round, rank)), "told twice: {case:?}");
         }
         // A rank that nobody asks in between tells of its first round alone.
         let expected: BTreeSet<_> = if case.synchronize {
@@ -105,4 +105,19 @@ fn many_experts() {
         ..any_case(seed)
     });
     assert!(told[0] > 10 || !draws_all(), "{told:?}");
+}
+
+/// Compact rows, in every format.
+#[test]
+fn rows_that_stay_as_they_came() {
+    let told = all(43_000..43_150, |seed| {
+        let format = ROW_FORMATS[seed as usize % ROW_FORMATS.len()];
+        Case {
+            debug_checks: false,
+            synchronize: true,
+            ..rows_case(seed, ReceiveLayout::Compact, format)
+        }
+    });
+    assert_eq!(told[1], 0);
+    assert!(told[0] > 300 || !draws_all(), "{told:?}");
 }
