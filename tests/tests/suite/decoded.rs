@@ -1,46 +1,29 @@
 //! Outputs of a dispatch in each format, downloaded and decoded, are what the reference makes of the tokens.
 
 use ferry::{
-    CombineBuffers, CombineMode, Communicator, Config, DispatchBuffers, Group, Plan, ScaleLayout,
-    Stream, TokenFormat, decode_rows,
+    CombineBuffers, Communicator, Config, DispatchBuffers, Group, Plan, ScaleLayout, TokenFormat,
+    decode_rows,
 };
+use ferry_reference::workload::Routing;
 use ferry_reference::{bf16, fp8, mxfp4, mxfp8, nvfp4};
-use ferry_rig::Dice;
 use ferry_rig::formats::INPUT_SCALE;
+use ferry_rig::{Case, Dice, Return, Run};
 
-const RANKS: usize = 2;
 const EXPERTS: usize = 4;
 const TOP_K: usize = 2;
 const HIDDEN: usize = 256;
-/// More than a tile of rows for an expert.
-const TOKENS: usize = 150;
 
-/// Tokens of a rank.
-struct Brought {
-    x: Vec<bf16>,
-    ids: Vec<i32>,
-}
-
-/// Elements of many sizes and both signs, some of them zeros; most tokens go to expert 1, some nowhere.
-fn brought(dice: &mut Dice) -> Brought {
-    let mut element = || match dice.below(16) {
-        0 => bf16::ZERO,
-        _ => {
-            let exponent = dice.below(9) as i32 - 4;
-            let mantissa = dice.below(512) as f32 - 256.0;
-            bf16::from_f32(mantissa * (exponent as f32).exp2())
-        }
-    };
-    let x = (0..TOKENS * HIDDEN).map(|_| element()).collect();
-    let ids = (0..TOKENS).flat_map(|_| match dice.below(8) {
-        0 => [0, 3],
-        1 => [-1, 2],
-        2 => [3, 1],
-        _ => [1, 0],
-    });
-    Brought {
-        x,
-        ids: ids.collect(),
+/// Fills tokens with elements of many sizes and both signs, some of them zeros.
+fn fill(dice: &mut Dice, x: &mut [bf16]) {
+    for x in x {
+        *x = match dice.below(16) {
+            0 => bf16::ZERO,
+            _ => {
+                let exponent = dice.below(9) as i32 - 4;
+                let mantissa = dice.below(512) as f32 - 256.0;
+                bf16::from_f32(mantissa * (exponent as f32).exp2())
+            }
+        };
     }
 }
 
@@ -74,59 +57,47 @@ fn expected(format: TokenFormat, row: &[bf16]) -> Vec<f32> {
     exact.into_iter().map(|value: f64| value as f32).collect()
 }
 
+/// Rows of more than a tile for some experts; some slots go nowhere.
 fn run(format: TokenFormat) {
-    let group = Group::simulated(RANKS as u32, 5).unwrap();
-    let config = Config {
+    let case = Case {
+        experts: EXPERTS,
+        top_k: TOP_K,
+        hidden: HIDDEN,
+        tokens: vec![vec![250; 2]],
+        routing: Routing::Holes { probability: 0.2 },
         format,
-        combine: CombineMode::Exact,
-        ..Config::new(EXPERTS, TOP_K, HIDDEN, TOKENS)
+        how: Return::Exact,
+        ..Case::small(5)
     };
-    let plan = Plan::new(&group, config).unwrap();
-    let mut ranks = Communicator::new(&group, &plan).unwrap();
-    let mut dice = Dice::new(3);
-    let given: Vec<Brought> = (0..RANKS).map(|_| brought(&mut dice)).collect();
+    let (mut problems, mut dice) = (case.problems(), Dice::new(3));
+    let inputs = problems[0].inputs.iter_mut();
+    inputs.for_each(|input| fill(&mut dice, &mut input.x));
+    let run = Run::with(&case, &problems, |_, _| {});
     let scale = matches!(format, TokenFormat::Nvfp4(_)).then_some(INPUT_SCALE);
-    let mut buffers: Vec<_> = (ranks.iter())
-        .map(|rank| {
-            let buffers = DispatchBuffers::new(rank.device(), &plan).unwrap();
-            buffers.fill(0).unwrap();
-            (buffers, CombineBuffers::new(rank.device(), &plan).unwrap())
-        })
-        .collect();
-    for ((rank, (rows, _)), given) in ranks.iter_mut().zip(&mut buffers).zip(&given) {
-        let device = rank.device().clone();
-        let mut input = rows.upload(&given.x, &given.ids, None).unwrap();
-        input.input_scale = scale.map(|scale| device.upload_tensor([1], &[scale]).unwrap());
-        rank.dispatch(Stream::DEFAULT, &input, rows.output())
-            .unwrap();
-    }
-    for (rank, (rows, _)) in ranks.iter().zip(&buffers) {
-        assert_eq!(rank.synchronize(Stream::DEFAULT).unwrap().fault(), None);
-        let received = rows.download().unwrap();
-        let values = decode_rows(&plan, &received, scale).unwrap();
-        for group in 0..plan.groups() {
-            let expert = (plan.first_expert(rank.rank()) + group) as i32;
-            let mut rows = received.rows_of(group);
-            for given in &given {
-                let assignments = given.ids.iter().enumerate();
-                for (at, _) in assignments.filter(|(_, id)| **id == expert) {
-                    let (token, row) =
-                        (at / TOP_K, rows.next().expect("a row for each assignment"));
-                    let source = [token as i32, (at % TOP_K) as i32];
-                    assert_eq!(received.src_info[row], source, "{format}, row {row}");
-                    let wanted = expected(format, &given.x[token * HIDDEN..][..HIDDEN]);
-                    let found = &values[row * HIDDEN..][..HIDDEN];
-                    assert_eq!(found, wanted, "{format}, row {row}");
-                }
-            }
-            let padding = format.sizes().row_alignment as usize;
+    for (rank, tensors) in run.ranks.iter().zip(&run.tensors[0]) {
+        let received = rank.download(&tensors.output).unwrap();
+        let values = decode_rows(rank.plan(), &received, scale).unwrap();
+        let (oracle, number) = run.expected[0].oracle(rank.rank().0 as usize);
+        let mut counts = vec![0; rank.plan().groups()];
+        for row in &oracle.placement(number).rows {
+            let at = row.position();
+            assert_eq!(received.src_info[at], row.info, "{format}, row {at}");
             assert!(
-                rows.len() < padding.max(1),
-                "{format}: {} rows more",
-                rows.len()
+                received.rows_of(row.group).contains(&at),
+                "{format}, row {at}"
             );
+            counts[row.group] += 1;
+            let x = &problems[0].inputs[row.source].x[row.token() * HIDDEN..][..HIDDEN];
+            let found = &values[at * HIDDEN..][..HIDDEN];
+            assert_eq!(found, expected(format, x), "{format}, row {at}");
+        }
+        for (group, count) in counts.into_iter().enumerate() {
+            let padding = received.rows_of(group).len() - count;
+            let most = format.sizes().row_alignment as usize;
+            assert!(padding < most.max(1), "{format}: {padding} rows more");
         }
     }
+    run.expect_success();
 }
 
 #[test]
