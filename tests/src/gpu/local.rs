@@ -42,7 +42,7 @@ pub(super) fn run(suite: &mut Suite<'_>) -> Result<()> {
 
 /// Cases of so many ranks: every format and way, from no token to thousands. `quick`: fewer tokens, smaller
 /// rows.
-pub fn cases(ranks: usize, quick: bool) -> Vec<Case> {
+fn cases(ranks: usize, quick: bool) -> Vec<Case> {
     let (most, hidden, experts) = if quick {
         (40, 256, 6 * ranks)
     } else {

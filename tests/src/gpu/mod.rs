@@ -20,7 +20,7 @@ mod held;
 mod invalid;
 pub mod killed;
 mod links;
-pub mod local;
+mod local;
 #[cfg(feature = "cudarc")]
 mod moe_layer;
 #[cfg(any(feature = "cudarc", feature = "cust"))]

@@ -54,26 +54,6 @@ fn with_a_shared_expert() {
     run_all(400..760, |seed| with_options(seed, true));
 }
 
-/// Each option alone, fused and split, in both modes.
-#[test]
-fn each_option_alone() {
-    let each = [Options::NONE].into_iter();
-    let each = each.chain(Options::ALONE.map(|(_, options)| options));
-    for (seed, options) in (800..).zip(each) {
-        for how in [Return::Reduced, Return::Exact] {
-            for split in [0, u64::MAX] {
-                let case = Case {
-                    how,
-                    split,
-                    finish: Some(options),
-                    ..summed(seed)
-                };
-                Run::of(&case).expect_success();
-            }
-        }
-    }
-}
-
 /// An epilogue of a user's own crate: f32 results, of which each is what the epilogue makes of the sum.
 #[test]
 fn an_epilogue_of_ones_own() {

@@ -3,8 +3,7 @@
 
 use ferry::*;
 use ferry_reference::{Problem, RankInput, bf16};
-use ferry_rig::{Case, Options, Return, Run, Session, Settings, Turn, local_case, run_all};
-use ferry_tests::gpu::local::cases;
+use ferry_rig::{Case, Options, Return, Session, Settings, Turn, local_case, run_all};
 
 #[test]
 fn any_case_1() {
@@ -63,15 +62,6 @@ fn as_many_experts_as_a_block_can_count() {
             ..case
         }
     });
-}
-
-/// Every size and every way, on as many ranks as on GPUs.
-#[test]
-fn what_gpus_are_asked() {
-    for case in cases(2, true) {
-        let group = Group::simulated(2, case.seed).unwrap();
-        Run::on(&group, case.config(), &case, &case.problems(), |_, _| {}).expect_success();
-    }
 }
 
 /// Faults of a round on each rank, with `ids` in place of the case's.
