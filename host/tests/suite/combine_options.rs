@@ -8,7 +8,10 @@ fn sentence<T>(result: Result<T, Error>) -> String {
 }
 
 /// The error of a combine on a round of its own; nothing is enqueued.
-fn refused(config: Config, change: fn(&mut CombineInput, &mut CombineOutput, DevicePtr)) -> String {
+fn refused(
+    config: Config,
+    change: impl FnOnce(&mut CombineInput, &mut CombineOutput, DevicePtr),
+) -> String {
     let (mut rank, t) = alone(config);
     let memory = rank.device().alloc(256).unwrap();
     rank.dispatch(STREAM, &t.input, &t.output).unwrap();
@@ -27,61 +30,39 @@ fn with_options() -> Config {
     }
 }
 
+/// The error of a combine with these steps, which may be in the memory of its results or in other.
+fn refused_steps(change: fn(&mut CombineSteps, Tensor<2>, DevicePtr)) -> String {
+    refused(with_options(), |input, output, at| {
+        let mut steps = CombineSteps::default();
+        change(&mut steps, output.rows(), at);
+        input.epilogue = CombineEpilogue::Steps(steps);
+    })
+}
+
 #[test]
 fn steps_of_an_epilogue_are_checked_by_name() {
-    let with = with_options();
-    let text = refused(with, |input, _, at| {
-        let row_scales = Some(Tensor::contiguous(at, DataType::F32, [2]));
-        input.epilogue = CombineEpilogue::Steps(CombineSteps {
-            row_scales,
-            ..CombineSteps::default()
-        });
+    let text = refused_steps(|steps, _, at| {
+        steps.row_scales = Some(Tensor::contiguous(at, DataType::F32, [2]));
     });
     assert_eq!(text, "tensor row_scales: wanted shape [1], given [2]");
-    let text = refused(with, |input, _, at| {
-        let row_scales = Some(Tensor::contiguous(at, DataType::F32, [usize::MAX]));
-        input.epilogue = CombineEpilogue::Steps(CombineSteps {
-            row_scales,
-            ..CombineSteps::default()
-        });
+    let text = refused_steps(|steps, _, at| {
+        steps.row_scales = Some(Tensor::contiguous(at, DataType::F32, [usize::MAX]));
     });
-    let wanted = format!(
-        "tensor row_scales: wanted shape [1], given [{}]",
-        usize::MAX
-    );
+    let most = usize::MAX;
+    let wanted = format!("tensor row_scales: wanted shape [1], given [{most}]");
     assert_eq!(text, wanted);
-    let text = refused(with, |input, _, at| {
-        let biases = [
-            None,
-            Some(Tensor::contiguous(at.plus(8), DataType::Bf16, [8])),
-        ];
-        input.epilogue = CombineEpilogue::Steps(CombineSteps {
-            biases,
-            ..CombineSteps::default()
-        });
+    let text = refused_steps(|steps, _, at| {
+        steps.biases[1] = Some(Tensor::contiguous(at.plus(8), DataType::Bf16, [8]));
     });
     let wanted = "tensor biases[1]: wanted an address that is a multiple of 16, given 0x";
     assert!(text.starts_with(wanted), "{text}");
-    let text = refused(with, |input, output, _| {
-        let residual = Some(output.rows());
-        input.epilogue = CombineEpilogue::Steps(CombineSteps {
-            residual,
-            ..CombineSteps::default()
-        });
-    });
+    let text = refused_steps(|steps, combined, _| steps.residual = Some(combined));
     assert!(
         text.contains("combined") && text.contains("residual"),
         "{text}"
     );
-    let text = refused(with, |input, output, _| {
-        let biases = [
-            Some(Tensor::contiguous(output.rows().at, DataType::Bf16, [8])),
-            None,
-        ];
-        input.epilogue = CombineEpilogue::Steps(CombineSteps {
-            biases,
-            ..CombineSteps::default()
-        });
+    let text = refused_steps(|steps, combined, _| {
+        steps.biases[0] = Some(Tensor::contiguous(combined.at, DataType::Bf16, [8]));
     });
     assert!(
         text.contains("combined") && text.contains("biases[0]"),

@@ -8,20 +8,22 @@ use ferry::device::{Args, FaultPage};
 use ferry::error::LocalRanksError;
 use ferry::*;
 
-/// Two ranks that are only noted.
-fn noted_pair(notes: &Arc<Notes>) -> Vec<Communicator> {
-    let group = group_of(notes);
-    let plan = Plan::new(&group, noted::config()).unwrap();
-    let ranks = Communicator::new(&group, &plan).unwrap();
-    notes.take();
-    ranks
-}
-
 fn all_local() -> Arc<Notes> {
     Arc::new(Notes {
         all_local: true,
         ..Notes::default()
     })
+}
+
+/// Two ranks that are only noted, and what they are given.
+fn pair() -> (Arc<Notes>, Vec<Communicator>, Given) {
+    let notes = all_local();
+    let group = group_of(&notes);
+    let plan = Plan::new(&group, noted::config()).unwrap();
+    let ranks = Communicator::new(&group, &plan).unwrap();
+    notes.take();
+    let given = given(&ranks);
+    (notes, ranks, given)
 }
 
 /// Streams of a pair, and every call of a round, the same for both.
@@ -94,9 +96,7 @@ fn launched(notes: &Notes) -> Vec<(&'static str, u32, Stream)> {
 
 #[test]
 fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     for call in [
         g.dispatch,
         g.combine,
@@ -129,9 +129,7 @@ fn each_call_launches_on_every_rank_in_its_stream_and_does_nothing_else() {
 
 #[test]
 fn as_many_values_as_ranks_or_both_numbers_are_named() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     let (one, three) = ([g.streams[0]; 1], [g.dispatch; 3]);
     let mut says = |streams: &[Stream], calls: &[Call], wanted: &str| {
         let refused = Communicator::together(&mut ranks, streams, calls).unwrap_err();
@@ -153,9 +151,7 @@ fn as_many_values_as_ranks_or_both_numbers_are_named() {
 /// A rank that gives up and one that combines would wait for each other until the deadline.
 #[test]
 fn two_kinds_of_calls_are_refused_together() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     g.both(&mut ranks, g.dispatch).unwrap();
     let refused = g.each(&mut ranks, [g.combine, Call::GiveUp]).unwrap_err();
     assert_eq!(
@@ -185,9 +181,7 @@ fn of_rank_1(result: Result<(), Error>) -> Error {
 
 #[test]
 fn where_a_check_of_one_rank_fails_nothing_is_launched() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     let wrong = too_many(g.input);
     let refused = g.each(&mut ranks, [g.dispatch, Call::Dispatch(wrong, g.output)]);
     let text = refused.as_ref().unwrap_err().to_string();
@@ -241,9 +235,7 @@ fn where_a_check_of_one_rank_fails_nothing_is_launched() {
 
 #[test]
 fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     *notes.graph.lock().unwrap() = Some(Vec::new());
     let wrong = Call::Dispatch(too_many(g.input), g.output);
     of_rank_1(g.each(&mut ranks, [g.dispatch, wrong]));
@@ -253,9 +245,7 @@ fn a_graph_in_the_making_holds_nothing_of_a_call_that_was_refused() {
 
 #[test]
 fn a_rank_that_gave_up_keeps_all_from_being_launched() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     // Rank 0 was checked before the fault came, and is not checked again.
     *notes.page.lock().unwrap() = FaultPage::of(&noted::timeout(), 1);
     ranks[1].check().unwrap_err();
@@ -277,47 +267,40 @@ fn a_rank_that_gave_up_keeps_all_from_being_launched() {
 
 #[test]
 fn where_a_launch_fails_all_ranks_of_the_call_are_poisoned() {
-    {
-        let (failing, kept) = (1, 1);
-        let notes = all_local();
-        let mut ranks = noted_pair(&notes);
-        let g = given(&ranks);
-        *notes.refused_launch.lock().unwrap() = Some(failing);
-        let refused = g.both(&mut ranks, g.dispatch).unwrap_err();
-        let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
-            panic!("{refused}")
+    let (notes, mut ranks, g) = pair();
+    *notes.refused_launch.lock().unwrap() = Some(1);
+    let refused = g.both(&mut ranks, g.dispatch).unwrap_err();
+    let Error::LocalRanks(LocalRanksError::NotLaunched { rank, source }) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(rank, Rank(1));
+    assert!(matches!(*source, Error::GroupClosed), "{source}");
+    assert_eq!(launched(&notes).len(), 1);
+    *notes.refused_launch.lock().unwrap() = None;
+    let is_poisoned = |error: &Error| {
+        let Error::LocalRanks(LocalRanksError::Poisoned { rank }) = error else {
+            return false;
         };
-        assert_eq!(rank.0 as usize, failing);
-        assert!(matches!(*source, Error::GroupClosed), "{source}");
-        assert_eq!(launched(&notes).len(), kept);
-        *notes.refused_launch.lock().unwrap() = None;
-        let is_poisoned = |error: &Error| {
-            let Error::LocalRanks(LocalRanksError::Poisoned { rank }) = error else {
-                return false;
-            };
-            rank.0 as usize == failing
-        };
-        for rank in ranks.iter_mut() {
-            assert!(is_poisoned(&rank.check().unwrap_err()));
-            assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));
-            let refused = rank.dispatch(STREAM, &g.input, &g.output);
-            assert!(is_poisoned(&refused.unwrap_err()));
-        }
-        let refused = g.both(&mut ranks, g.dispatch);
-        assert!(matches!(
-            refused,
-            Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
-        ));
-        assert!(launched(&notes).is_empty());
-        close(ranks);
+        *rank == Rank(1)
+    };
+    for rank in ranks.iter_mut() {
+        assert!(is_poisoned(&rank.check().unwrap_err()));
+        assert!(is_poisoned(&rank.synchronize(STREAM).unwrap_err()));
+        let refused = rank.dispatch(STREAM, &g.input, &g.output);
+        assert!(is_poisoned(&refused.unwrap_err()));
     }
+    let refused = g.both(&mut ranks, g.dispatch);
+    assert!(matches!(
+        refused,
+        Err(Error::LocalRanks(LocalRanksError::Refused { rank: Rank(0), source })) if is_poisoned(&source)
+    ));
+    assert!(launched(&notes).is_empty());
+    close(ranks);
 }
 
 #[test]
 fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     let of_rank_0 = |refused: Result<(), Error>| {
         let Err(Error::LocalRanks(LocalRanksError::Refused { rank, source })) = refused else {
             panic!("{refused:?}")
@@ -344,9 +327,7 @@ fn where_the_first_launch_fails_nothing_was_enqueued_and_the_round_stays() {
 
 #[test]
 fn ranks_at_different_points_are_named() {
-    let notes = all_local();
-    let mut ranks = noted_pair(&notes);
-    let g = given(&ranks);
+    let (notes, mut ranks, g) = pair();
     ranks[1].dispatch_async(g.streams[1], &g.input).unwrap();
     let refused = of_rank_1(g.both(&mut ranks, g.dispatch));
     assert!(

@@ -9,65 +9,55 @@ fn sentence<T>(result: Result<T, Error>) -> String {
 
 #[test]
 fn every_dispatch_tensor_is_checked_by_name() {
+    type Change = fn(&mut DispatchInput, &mut DispatchOutput);
+    let changes: [(Change, &str); 7] = [
+        (
+            |input, _| input.x = Tensor::contiguous(input.x.at, DataType::Bf16, [1, 16]),
+            "tensor x: wanted shape [1, 8], given [1, 16]",
+        ),
+        (
+            |input, _| input.topk_ids.dims = [2, 2],
+            "tensor topk_ids: wanted shape [1, 2], given [2, 2]",
+        ),
+        (
+            |input, _| {
+                let weights = Tensor::contiguous(DevicePtr::NULL, DataType::F32, [1, 2]);
+                input.topk_weights = Some(weights);
+            },
+            "tensor topk_weights: wanted an address",
+        ),
+        (
+            |_, output| {
+                let tokens = output.tokens.as_mut().unwrap();
+                tokens.at = tokens.at.plus(8);
+            },
+            "tensor tokens: wanted an address that is a multiple of 16",
+        ),
+        (
+            |_, output| output.row_offsets.as_mut().unwrap().dims = [2],
+            "tensor row_offsets: wanted shape [3], given [2]",
+        ),
+        (
+            |_, output| output.expert_ids.as_mut().unwrap().dims = [1],
+            "tensor expert_ids: wanted shape [2], given [1]",
+        ),
+        (
+            |_, output| output.src_info.dims = [1, 2],
+            "tensor src_info: wanted shape [",
+        ),
+    ];
     let (mut rank, t) = alone(config());
-    let mut refused = |input: DispatchInput, output: DispatchOutput| {
-        sentence(rank.dispatch(STREAM, &input, &output))
-    };
-    let wide = Tensor::contiguous(t.input.x.at, DataType::Bf16, [1, 16]);
-    let x = DispatchInput { x: wide, ..t.input };
-    assert_eq!(
-        refused(x, t.output),
-        "tensor x: wanted shape [1, 8], given [1, 16]"
-    );
-    let ids = DispatchInput {
-        topk_ids: Tensor::contiguous(t.input.x.at, DataType::I32, [2, 2]),
-        ..t.input
-    };
-    assert_eq!(
-        refused(ids, t.output),
-        "tensor topk_ids: wanted shape [1, 2], given [2, 2]"
-    );
-    let weights = Some(Tensor::contiguous(DevicePtr::NULL, DataType::F32, [1, 2]));
-    let weights = DispatchInput {
-        topk_weights: weights,
-        ..t.input
-    };
-    assert!(refused(weights, t.output).starts_with("tensor topk_weights: wanted an address"));
-    let odd = Tensor {
-        at: t.output.tokens.unwrap().at.plus(8),
-        ..t.output.tokens.unwrap()
-    };
-    let tokens = DispatchOutput {
-        tokens: Some(odd),
-        ..t.output
-    };
-    assert!(
-        refused(t.input, tokens).contains("tokens: wanted an address that is a multiple of 16")
-    );
-    let short = Tensor::contiguous(t.output.row_offsets.unwrap().at, DataType::U32, [2]);
-    let offsets = DispatchOutput {
-        row_offsets: Some(short),
-        ..t.output
-    };
-    assert_eq!(
-        refused(t.input, offsets),
-        "tensor row_offsets: wanted shape [3], given [2]"
-    );
-    let short = Tensor::contiguous(t.output.expert_ids.unwrap().at, DataType::I32, [1]);
-    let ids = DispatchOutput {
-        expert_ids: Some(short),
-        ..t.output
-    };
-    assert_eq!(
-        refused(t.input, ids),
-        "tensor expert_ids: wanted shape [2], given [1]"
-    );
-    let short = Tensor::contiguous(t.output.src_info.at, DataType::I32, [1, 2]);
-    let info = DispatchOutput {
-        src_info: short,
-        ..t.output
-    };
-    assert!(refused(t.input, info).starts_with("tensor src_info: wanted shape ["));
+    for (change, wanted) in changes {
+        let (mut input, mut output) = (t.input, t.output);
+        change(&mut input, &mut output);
+        let text = sentence(rank.dispatch(STREAM, &input, &output));
+        // A whole sentence has both shapes.
+        let is_right = match wanted.contains("given") {
+            true => text == wanted,
+            false => text.starts_with(wanted),
+        };
+        assert!(is_right, "{text}, wanted: {wanted}");
+    }
     rank.close().unwrap();
 }
 
