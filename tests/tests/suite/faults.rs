@@ -59,25 +59,33 @@ fn assert_explained(run: &Run, missing: usize) {
     assert_eq!(gave_up, named, "{:?}\n{:?}", run.outcomes, run.case);
 }
 
-fn lose_ranks(seeds: Range<u64>, lost_case: impl Fn(u64) -> Case) {
-    let (mut runs_that_gave_up, count) = (0, seeds.end - seeds.start);
+/// Runs cases that lose a rank, which all others explain. How many had a fault of which `is_counted`.
+fn lose(
+    seeds: Range<u64>,
+    case: impl Fn(u64) -> Case,
+    mut is_counted: impl FnMut(&Fault, &Case) -> bool,
+) -> u64 {
+    let mut count = 0;
     for seed in drawn(seeds) {
-        let case = lost_case(seed);
+        let case = case(seed);
         let run = Run::of(&case);
-        let missing = case.lost.map_or(0, |lost| lost.rank as usize);
-        assert_explained(&run, missing);
+        assert_explained(&run, case.lost.map_or(0, |lost| lost.rank as usize));
         run.compare();
-        runs_that_gave_up += u64::from(
-            run.outcomes
-                .iter()
-                .any(|outcome| matches!(outcome, Outcome::Fault(_))),
-        );
+        let is_counted = |outcome: &&Outcome| match outcome {
+            Outcome::Fault(fault) => is_counted(fault, &case),
+            _ => false,
+        };
+        count += u64::from(run.outcomes.iter().filter(is_counted).count() > 0);
         run.close();
     }
-    assert!(
-        runs_that_gave_up > count / 2 || !draws_all(),
-        "{runs_that_gave_up}"
-    );
+    count
+}
+
+/// Most runs lose a rank before it has done its part.
+fn lose_ranks(seeds: Range<u64>, case: impl Fn(u64) -> Case) {
+    let all = seeds.end - seeds.start;
+    let gave_up = lose(seeds, case, |_, _| true);
+    assert!(gave_up > all / 2 || !draws_all(), "{gave_up}");
 }
 
 #[test]
@@ -144,26 +152,20 @@ fn many_nodes(seed: u64) -> Case {
 /// Nothing tells of a bare row; whoever waits for its words names the source.
 #[test]
 fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
-    let mut waited_for_rows = 0;
-    for seed in drawn(17_000..17_300) {
-        let mut dice = Dice::new(seed);
-        let case = inline_case(seed);
+    let case = |seed: u64| {
+        let (case, mut dice) = (inline_case(seed), Dice::new(seed));
         let lost = Lost {
             rank: dice.below(case.ranks) as u32,
             after_steps: dice.below(1_500) as u64,
         };
-        let case = Case {
+        Case {
             lost: Some(lost),
             ..case
-        };
-        let run = Run::of(&case);
-        assert_explained(&run, lost.rank as usize);
-        run.compare();
-        waited_for_rows += u32::from(run.outcomes.iter().any(|outcome| {
-            matches!(outcome, Outcome::Fault(fault) if fault.region == Region::DispatchRow)
-        }));
-        run.close();
-    }
+        }
+    };
+    let waited_for_rows = lose(17_000..17_300, case, |fault, _| {
+        fault.region == Region::DispatchRow
+    });
     assert!(waited_for_rows > 20 || !draws_all(), "{waited_for_rows}");
 }
 
@@ -172,71 +174,53 @@ fn a_rank_that_is_lost_before_its_bare_rows_is_named() {
 #[test]
 fn a_rank_that_is_lost_before_its_credit_is_missed_by_the_next_dispatch() {
     let mut missed = [0, 0];
-    for seed in drawn(18_000..18_400) {
-        let case = lost_case(seed);
-        let run = Run::of(&case);
-        assert_explained(&run, case.lost.map_or(0, |lost| lost.rank as usize));
-        run.compare();
-        for outcome in &run.outcomes {
-            let Outcome::Fault(fault) = outcome else {
-                continue;
-            };
-            if fault.region != Region::Credit {
-                continue;
-            }
-            let is_far = case.p2p_world_size < case.ranks;
-            let (is_right, round) = match fault.kernel {
-                Kernel::Dispatch | Kernel::DispatchAsync => (!is_far, fault.epoch - 1),
-                Kernel::Combine | Kernel::CombineWait | Kernel::GiveUp => (is_far, fault.epoch),
-                _ => (false, 0),
-            };
-            assert!(is_right, "{fault}\n{case:?}");
-            assert_eq!(fault.wanted, round, "{fault}\n{case:?}");
-            assert!(fault.saw < round, "{fault}\n{case:?}");
-            missed[usize::from(is_far)] += 1;
+    lose(18_000..18_400, lost_case, |fault, case| {
+        if fault.region != Region::Credit {
+            return false;
         }
-        run.close();
-    }
-    println!(
-        "{} credits missed on one node, {} on several",
-        missed[0], missed[1]
-    );
+        let is_far = case.p2p_world_size < case.ranks;
+        let (is_right, round) = match fault.kernel {
+            Kernel::Dispatch | Kernel::DispatchAsync => (!is_far, fault.epoch - 1),
+            Kernel::Combine | Kernel::CombineWait | Kernel::GiveUp => (is_far, fault.epoch),
+            _ => (false, 0),
+        };
+        assert!(is_right, "{fault}\n{case:?}");
+        assert_eq!(fault.wanted, round, "{fault}\n{case:?}");
+        assert!(fault.saw < round, "{fault}\n{case:?}");
+        missed[usize::from(is_far)] += 1;
+        true
+    });
+    let are_seen = missed[0] > 10 && missed[1] > 10;
     assert!(
-        (missed[0] > 10 && missed[1] > 10) || !draws_all(),
-        "{missed:?}"
+        are_seen || !draws_all(),
+        "on one node, on several: {missed:?}"
     );
 }
 
 /// A warp looks at the credits of 32 ranks at a time. A lost rank behind the first 32 is missed as any other.
 #[test]
 fn of_more_ranks_than_lanes_the_last_ones_are_missed_by_their_credits_too() {
-    let mut missed = 0;
-    for seed in drawn(19_000..19_030) {
+    let case = |seed: u64| {
         let mut dice = Dice::new(seed);
         let ranks = 33 + dice.below(8);
-        let rank = 32 + dice.below(ranks - 32) as u32;
+        let lost = Lost {
+            rank: 32 + dice.below(ranks - 32) as u32,
+            after_steps: 10_000 + dice.below(6_000) as u64,
+        };
         // Nobody waits for rows: all combines end, whatever has become of a peer. All other credits
         // are there when the next dispatch begins.
-        let case = Case {
+        Case {
             tokens: vec![vec![0; ranks]; 2],
             warps: 2,
             synchronize: true,
-            lost: Some(Lost {
-                rank,
-                after_steps: 10_000 + dice.below(6_000) as u64,
-            }),
+            lost: Some(lost),
             ..Case::small(seed).on_one_node(ranks)
-        };
-        let run = Run::of(&case);
-        assert_explained(&run, rank as usize);
-        run.compare();
-        missed += u32::from(run.outcomes.iter().any(|outcome| {
-            matches!(outcome, Outcome::Fault(fault)
-                if fault.region == Region::Credit && fault.peer == Rank(rank))
-        }));
-        run.close();
-    }
-    println!("{missed} lost ranks missed by their credits");
+        }
+    };
+    let missed = lose(19_000..19_030, case, |fault, case| {
+        let is_lost = case.lost.is_some_and(|lost| fault.peer == Rank(lost.rank));
+        fault.region == Region::Credit && is_lost
+    });
     assert!(missed > 2 || !draws_all(), "{missed}");
 }
 
