@@ -14,14 +14,16 @@
 //! question was: the host knows both.
 //!
 //! A word has the flags of both halves in turn, each one more than the last. A peer that has given up the
-//! first half may be in the second one already.
+//! first half may be in the second one already, and marks its flags.
 
+mod awaited;
 mod rows;
 
 use ferry_layout::{
     Counter, Epoch, Kernel, LinkOutcome, LinkRecord, LinkTest, LinksArgs, Rank, Signal, Table,
 };
 
+use self::awaited::{Awaited, GAVE_UP, Seen};
 use crate::machine::{LANES, Machine};
 use crate::sync::launch::Launch;
 use crate::wire::flagged::publish;
@@ -35,65 +37,6 @@ struct Links<'a, M> {
     peer: Rank,
     /// Rows of this warp, at most one a lane.
     count: u32,
-}
-
-/// Bit of a flag of the second half whose sender gave up the first one.
-const GAVE_UP: u64 = 1 << 63;
-
-/// Flags that a warp awaits, and those that it sends.
-#[derive(Clone, Copy)]
-struct Awaited {
-    /// Value of the flags.
-    flag: u64,
-    /// Value of the last ones of this half.
-    last: u64,
-    /// Value of the last ones of the launch.
-    end: u64,
-    /// [`GAVE_UP`] if this warp gave up the first half, else 0: added to the flags that it sends.
-    gave_up: u64,
-    /// Time at which the wait ends.
-    until: u64,
-}
-
-/// A flag, beside the awaited one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    Earlier,
-    Awaited,
-    /// The peer has given up this half.
-    NextHalf,
-    /// Nobody sends this one.
-    Wrong,
-}
-
-impl Awaited {
-    /// The next flags of the same wait.
-    #[inline(always)]
-    fn next(self) -> Self {
-        Self {
-            flag: self.flag + 1,
-            ..self
-        }
-    }
-
-    /// Compares a flag with the awaited one.
-    #[inline(always)]
-    fn seen(self, word: u64) -> Seen {
-        let flag = word & !GAVE_UP;
-        // A peer that has answered the last one may have sent the first one of the other half.
-        let may_be_next = self.flag == self.last && word == self.last + 1;
-        if flag < self.flag {
-            Seen::Earlier
-        } else if flag > self.end {
-            Seen::Wrong
-        } else if flag == self.flag || may_be_next {
-            Seen::Awaited
-        } else if flag > self.last {
-            Seen::NextHalf
-        } else {
-            Seen::Wrong
-        }
-    }
 }
 
 /// Exchanges with a peer, if there is one, and notes what came of it for the host. The warps of a rank divide
@@ -153,8 +96,8 @@ impl<M: Machine> Links<'_, M> {
     }
 
     /// Sends to the peer as often as the launch says, waits for its answers, and keeps the shortest time. The
-    /// first time does not count: the peer may have come later, and looks at what it gets. Returns whether all
-    /// answers came.
+    /// first time does not count: the peer may have come later, and looks at what it gets. Returns whether
+    /// all answers came.
     #[inline(always)]
     fn send(&self, mut awaited: Awaited) -> bool {
         let (mut begun, mut ended) = (0, u64::MAX);
@@ -190,8 +133,8 @@ impl<M: Machine> Links<'_, M> {
         self.wait_for_flags(awaited)
     }
 
-    /// Lets the warps of this rank that send go on together, for the `time`-th time: so their rows are under way
-    /// at one time.
+    /// Lets the warps of this rank that send go on together, for the `time`-th time, so that their rows are
+    /// under way at one time.
     #[inline(always)]
     fn meet(&self, awaited: Awaited, time: u64) {
         let machine = self.machine;
@@ -307,44 +250,5 @@ impl<M: Machine> Links<'_, M> {
     fn note_time(&self, word: u32, time: u64) {
         self.note(word, time as u32);
         self.note(word + 1, (time >> 32) as u32);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flag_is_awaited_or_of_a_peer_that_is_ahead_or_wrong() {
-        use Seen::{Awaited as Now, Earlier, NextHalf, Wrong};
-        let seen = |flag, last| {
-            let (end, gave_up, until) = (16, 0, 0);
-            let awaited = Awaited {
-                flag,
-                last,
-                end,
-                gave_up,
-                until,
-            };
-            [10, 11, 12, 13, 14, 16, 17].map(|flag| awaited.seen(flag))
-        };
-        // Flags 11 to 13 are of the first half of a launch, 14 to 16 of the second one.
-        let ahead = [Earlier, Now, Wrong, Wrong, NextHalf, NextHalf, Wrong];
-        assert_eq!(seen(11, 13), ahead);
-        let last = [Earlier, Earlier, Earlier, Now, Now, NextHalf, Wrong];
-        assert_eq!(seen(13, 13), last);
-        let end = [Earlier, Earlier, Earlier, Earlier, Earlier, Now, Wrong];
-        assert_eq!(seen(16, 16), end);
-        // Of a peer that has not answered the last one.
-        let until = Awaited {
-            flag: 13,
-            last: 13,
-            end: 16,
-            gave_up: 0,
-            until: 0,
-        };
-        assert_eq!(until.seen(14 | GAVE_UP), NextHalf);
-        let first = until.next();
-        assert_eq!(Awaited { last: 16, ..first }.seen(14 | GAVE_UP), Now);
     }
 }
