@@ -152,6 +152,7 @@ mod interop;
 mod plan;
 mod tensor;
 
+pub use call::arguments::Argument;
 pub use call::buffers::copies::ReceivedRows;
 pub use call::buffers::decode::decode_rows;
 pub use call::buffers::{CombineBuffers, DispatchBuffers};
@@ -195,6 +196,7 @@ pub use plan::check::MAX_EXPERT_ALIGNMENT;
 pub use plan::config::Config;
 pub use plan::receive::{ByExpert, KeptRows, Padded, Receive, ReceiveFields, StridedRows};
 pub use tensor::Tensor;
+pub use tensor::any::AnyTensor;
 pub use tensor::data_type::{DataType, TensorElement};
 pub use tensor::handles::{DevicePtr, Stream};
 

@@ -1,39 +1,55 @@
-//! Checks that no tensor that a dispatch writes overlaps another one of its round.
+//! Checks that no tensor that a call writes overlaps another one of its round.
 
-use ferry_layout::CombineMode;
-
-use super::combine::{Extent, extent, require_field};
 use super::{DispatchInput, DispatchOutput};
+use crate::call::arguments::Argument;
 use crate::call::dispatch::Sent;
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::plan::config::Config;
-use crate::tensor::data_type::DataType;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::Tensor;
+use crate::tensor::any::{AnyTensor, View};
 
 /// A tensor's name and extent, if it is present.
 pub(super) type Named = (&'static str, Option<Extent>);
+
+/// Names and extents of a table's arguments.
+pub(super) fn named<const N: usize>(
+    table: &[Argument; N],
+    tensors: &[Option<AnyTensor>; N],
+) -> [Named; N] {
+    std::array::from_fn(|at| (table[at].name, extent(tensors[at].as_ref())))
+}
+
+/// Extent of `tensor`, if it is present.
+pub(super) fn extent(tensor: Option<&AnyTensor>) -> Option<Extent> {
+    tensor.map(|tensor| Extent::of(tensor.view()))
+}
+
+/// Bytes of a tensor in memory, gaps included.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    address: u64,
+    bytes: u64,
+}
 
 impl DispatchOutput {
     /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
     /// checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
-        let kept = ("kept_ids", extent(input.kept_ids.as_ref()));
-        let [ids, weights, scale, count, scales] = input.read();
-        self.require_outside(&input.x, &[ids, weights, scale, count, scales, kept])
+        let [_, others @ ..] = named(DispatchInput::ARGUMENTS, &input.tensors());
+        self.require_outside(&input.x, &others)
     }
 
     /// [`require_apart`](Self::require_apart) for the wait of a split dispatch, which reads inputs only for a
     /// shared expert.
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
-        if let Some(kept) = &sent.input.kept_ids {
-            Extent::of(kept).require_outside("kept_ids", &self.written())?;
+        let [_, _, _, scale, _, scales, kept] =
+            named(DispatchInput::ARGUMENTS, &sent.input.tensors());
+        if let (_, Some(kept)) = kept {
+            kept.require_outside("kept_ids", &self.written())?;
         }
         if !plan.config().shared_expert {
             return Ok(());
         }
-        let scale = ("input_scale", extent(sent.input.input_scale.as_ref()));
-        let scales = ("x_scales", sent.input.extent_of_scales());
         self.require_outside(&sent.input.x, &[scale, scales])
     }
 
@@ -60,64 +76,45 @@ impl DispatchOutput {
 
     fn written(&self) -> [Named; 14] {
         let tensors = self.tensors();
-        tensors.named().map(|(name, tensor)| {
-            let extent = tensor.map(|tensor| Extent {
-                address: tensor.address(),
-                bytes: tensor.bytes,
-            });
-            (name, extent)
-        })
+        tensors.named().map(|(name, tensor)| (name, extent(tensor)))
     }
 }
 
 impl DispatchInput {
-    /// Checks the memory for ids, which the kernel writes while it reads the other inputs.
-    pub(super) fn require_kept_ids(&self, plan: &Plan) -> Result<(), Error> {
-        let Some(kept) = &self.kept_ids else {
-            return Ok(());
-        };
-        let Config {
-            skip_a2a, combine, ..
-        } = *plan.config();
-        require_field("kept_ids", true, !skip_a2a, "skip_a2a", skip_a2a)?;
-        // Between nodes a round ends once combine has every row of its ids, and later puts rely on that: ids
-        // that a caller changes would end it sooner.
-        let (nodes, is_alone) = ("p2p_world_size", !plan.shape().spans_nodes());
-        require_field(
-            "kept_ids",
-            true,
-            is_alone,
-            nodes,
-            plan.shape().p2p_world_size,
-        )?;
-        // In exact mode combine names the ranks of ids that nobody has looked at, once a wait times out.
-        let is_reduced = combine == CombineMode::Reduced;
-        require_field("kept_ids", true, is_reduced, "combine", combine)?;
-        kept.require(
-            "kept_ids",
-            self.topk_ids.dims,
-            Element::natural(DataType::I32),
-        )?;
-        let (second, written) = ("kept_ids", Extent::of(kept));
+    /// Checks that memory for ids, which the kernel writes, overlaps no input.
+    pub(super) fn require_kept_ids_apart(
+        &self,
+        tensors: &[Option<AnyTensor>; 7],
+    ) -> Result<(), Error> {
+        let [_, others @ .., (second, kept)] = named(Self::ARGUMENTS, tensors);
+        let Some(written) = kept else { return Ok(()) };
         if rows_overlap(&self.x, &written) {
             return Err(Error::TensorsOverlap { first: "x", second });
         }
-        written.require_outside(second, &self.read())
-    }
-
-    /// Tensors that dispatch reads, but `x`.
-    fn read(&self) -> [Named; 5] {
-        [
-            ("topk_ids", extent(Some(&self.topk_ids))),
-            ("topk_weights", extent(self.topk_weights.as_ref())),
-            ("input_scale", extent(self.input_scale.as_ref())),
-            ("tokens_on_device", extent(self.tokens_on_device.as_ref())),
-            ("x_scales", self.extent_of_scales()),
-        ]
+        written.require_outside(second, &others)
     }
 }
 
 impl Extent {
+    pub(super) fn of(tensor: View<'_>) -> Self {
+        Self {
+            address: tensor.at.address(),
+            bytes: tensor.span(),
+        }
+    }
+
+    /// Whether the two have a byte in common.
+    const fn overlaps(&self, other: &Self) -> bool {
+        // Distances, as ends could wrap.
+        self.bytes > 0
+            && other.bytes > 0
+            && if self.address <= other.address {
+                other.address - self.address < self.bytes
+            } else {
+                self.address - other.address < other.bytes
+            }
+    }
+
     /// Checks that `self`, of the tensor `first`, has no byte in common with any of `others`.
     pub(super) fn require_outside(
         &self,

@@ -1,20 +1,21 @@
 //! The kernels' arguments of a combine.
 
-use std::fmt::Display;
-
 use bytemuck::Zeroable;
 use ferry_layout::{
     CombineArgs, CombineMode, CombineOptions, CombineWith, Common, EpilogueWords, OutputElement,
-    ReceiveLayout, ReturnedRows,
+    ReturnedRows,
 };
 
 use super::{CombineInput, CombineOutput, address_or_none};
+use crate::call::apart::{Extent, extent, named};
+use crate::call::arguments::{self, Sizes};
 use crate::call::dispatch::{Received, with_kept};
 use crate::call::epilogue::CombineEpilogue;
-use crate::error::{EpilogueError, Error, TensorError};
+use crate::error::{EpilogueError, Error};
 use crate::plan::Plan;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
+use crate::tensor::any::AnyTensor;
 use crate::tensor::handles::DevicePtr;
 
 /// Arguments of a combine's first half, and of its dispatch, that the second half needs.
@@ -53,15 +54,10 @@ impl CombineInput {
         let Received {
             tokens, capacity, ..
         } = received;
-        let config = plan.config();
-        self.expert_rows
-            .require("expert_rows", [capacity, config.hidden], Element::BF16_ROW)?;
-        if let Some(weights) = &self.topk_weights {
-            if config.combine == CombineMode::Reduced {
-                return Err(Error::WeightsInReducedMode);
-            }
-            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
-        }
+        let sizes = Sizes { tokens, capacity };
+        let (read, written) = (self.tensors(), output.tensors());
+        arguments::check(Self::ARGUMENTS, &read, plan, sizes)?;
+        arguments::check(CombineOutput::ARGUMENTS, &written, plan, sizes)?;
         let combined = self.combined(output, plan, tokens)?;
         let args = CombineArgs {
             common: Common {
@@ -75,43 +71,8 @@ impl CombineInput {
             row_capacity: (capacity as u64).min(plan.max_positions()),
         };
         let with = self.with_options(args, output, plan, received, taken)?;
-        self.require_apart(output, received)?;
+        require_apart(&read, &written, received)?;
         Ok(with)
-    }
-
-    /// Checks that no result overlaps another one or a tensor that is read: rows
-    /// are still read while sums are written. Each tensor was checked by itself.
-    fn require_apart(&self, output: &CombineOutput, received: Received) -> Result<(), Error> {
-        let steps = match &self.epilogue {
-            CombineEpilogue::Steps(steps) => Some(steps),
-            _ => None,
-        };
-        let [bias_1, bias_2] =
-            [0, 1].map(|index| extent(steps.and_then(|steps| steps.biases[index].as_ref())));
-        let residual = steps.and_then(|steps| steps.residual.as_ref());
-        let row_scales = steps.and_then(|steps| steps.row_scales.as_ref());
-        let [initial_1, initial_2] = self.initial.each_ref().map(|of| extent(of.as_ref()));
-        let read = [
-            ("expert_rows", extent(Some(&self.expert_rows))),
-            ("topk_weights", extent(self.topk_weights.as_ref())),
-            ("row_weights", extent(self.row_weights.as_ref())),
-            ("row_scales", extent(row_scales)),
-            ("biases[0]", bias_1),
-            ("biases[1]", bias_2),
-            ("residual", extent(residual)),
-            ("initial[0]", initial_1),
-            ("initial[1]", initial_2),
-            ("received_weights", extent(self.received_weights.as_ref())),
-            ("kept_ids", extent(received.kept_ids.as_ref())),
-        ];
-        let combined = Extent::of(&output.rows());
-        combined.require_outside("combined", &read)?;
-        let Some(weights) = output.weights() else {
-            return Ok(());
-        };
-        let weights = Extent::of(&weights);
-        weights.require_outside("weights", &[("combined", Some(combined))])?;
-        weights.require_outside("weights", &read)
     }
 
     /// `args`, with the options of this combine.
@@ -123,24 +84,13 @@ impl CombineInput {
         received: Received,
         taken: Option<usize>,
     ) -> Result<CombineWith<EpilogueWords>, Error> {
-        let Received {
-            tokens,
-            capacity,
-            is_counted,
-            ..
-        } = received;
-        let rows = self.returned_rows(output, plan, received)?;
+        let is_counted = received.is_counted;
+        let rows = self.returned_rows(output, plan);
         if rows.is_on != 0 && matches!(self.epilogue, CombineEpilogue::Own(_)) {
             let receive = plan.receive().layout;
             return Err(EpilogueError::RowsAsTheyCame { receive }.into());
         }
-        let words = self.epilogue.words(plan, tokens, taken)?;
-        if let Some(weights) = &self.row_weights {
-            if plan.config().combine == CombineMode::Exact {
-                return Err(EpilogueError::RowWeightsInExactMode.into());
-            }
-            weights.require("row_weights", [capacity], Element::F32)?;
-        }
+        let words = self.epilogue.words(plan, taken)?;
         let element = output.element()?;
         let is_converted = element != OutputElement::Bf16;
         let is_apart = matches!(output, CombineOutput::Apart(_));
@@ -181,63 +131,21 @@ impl CombineInput {
         })
     }
 
-    /// Inputs and outputs that only rows that stay as they came have, or only rows by expert.
-    fn returned_rows(
-        &self,
-        output: &CombineOutput,
-        plan: &Plan,
-        received: Received,
-    ) -> Result<ReturnedRows, Error> {
-        let config = plan.config();
-        let keeps_rows = config.receive.keeps_rows();
-        let Received {
-            tokens, capacity, ..
-        } = received;
-        for (name, tensor) in ["initial[0]", "initial[1]"].into_iter().zip(&self.initial) {
-            if let Some(tensor) = tensor {
-                require_field(name, true, keeps_rows, "receive", config.receive)?;
-                tensor.require(name, [tokens, config.hidden], Element::BF16_ROW)?;
-            }
+    /// Inputs and outputs that only rows that stay as they came have.
+    fn returned_rows(&self, output: &CombineOutput, plan: &Plan) -> ReturnedRows {
+        if !plan.config().receive.keeps_rows() {
+            return ReturnedRows::NONE;
         }
-        if plan.receive().layout == ReceiveLayout::Padded {
-            let (name, weights) = match config.combine {
-                CombineMode::Reduced => ("row_weights", self.row_weights.is_some()),
-                CombineMode::Exact => ("topk_weights", self.topk_weights.is_some()),
-            };
-            require_field(name, weights, true, "receive", config.receive)?;
-        }
-        if self.row_weights.is_some() {
-            require_field("row_weights", true, !keeps_rows, "receive", config.receive)?;
-        }
-        let (given, returned) = (self.received_weights, output.weights());
-        for (name, tensor, rows) in [
-            ("received_weights", given, capacity),
-            ("weights", returned, tokens),
-        ] {
-            let is_wanted = plan.receive().combine_weights;
-            require_field(
-                name,
-                tensor.is_some(),
-                is_wanted,
-                "combine_weights",
-                is_wanted,
-            )?;
-            if let Some(tensor) = tensor {
-                tensor.require(name, [rows, config.top_k], Element::F32)?;
-            }
-        }
-        if !keeps_rows {
-            return Ok(ReturnedRows::NONE);
-        }
-        Ok(ReturnedRows {
+        let weights = self.received_weights;
+        ReturnedRows {
             initial: address_or_none(self.initial[0]),
             second_initial: address_or_none(self.initial[1]),
             // Of no rows, weights may have no address.
-            weights: given.map_or(0, |tensor| tensor.at.address().max(NO_ROWS)),
-            combined_weights: address_or_none(returned),
+            weights: weights.map_or(0, |tensor| tensor.at.address().max(NO_ROWS)),
+            combined_weights: address_or_none(output.weights()),
             is_on: 1,
             layout: plan.receive().layout.number(),
-        })
+        }
     }
 
     /// Address of the result, if its shape fits the mode.
@@ -271,55 +179,31 @@ impl CombineInput {
     }
 }
 
-/// Checks that a tensor is given if, and only if, a field of the plan's configuration says so.
-pub(super) fn require_field(
-    tensor: &'static str,
-    is_given: bool,
-    is_wanted: bool,
-    field: &str,
-    value: impl Display,
-) -> Result<(), TensorError> {
-    if is_given == is_wanted {
-        return Ok(());
-    }
-    let word = |is_there: bool| if is_there { "a tensor" } else { "none" };
-    Err(TensorError {
-        tensor,
-        wanted: format!("{}, as the plan's {field} is {value}", word(is_wanted)),
-        given: word(is_given).to_owned(),
-    })
-}
-
-/// Extent of `tensor`, if it is present.
-pub(super) fn extent<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<Extent> {
-    tensor.map(Extent::of)
-}
-
-/// Bytes of a tensor in memory.
-pub(super) struct Extent {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-}
-
-impl Extent {
-    pub(super) fn of<const N: usize>(tensor: &Tensor<N>) -> Self {
-        Self {
-            address: tensor.at.address(),
-            bytes: tensor.bytes(),
+/// Checks that no result overlaps another one or a tensor that is read: rows
+/// are still read while sums are written. Each tensor was checked by itself.
+fn require_apart(
+    read: &[Option<AnyTensor>; 10],
+    [combined, weights]: &[Option<AnyTensor>; 2],
+    received: Received,
+) -> Result<(), Error> {
+    let read = named(CombineInput::ARGUMENTS, read);
+    let kept = (
+        "kept_ids",
+        received.kept_ids.as_ref().map(|ids| Extent::of(ids.view())),
+    );
+    let combined = extent(combined.as_ref());
+    for (first, written) in [
+        ("combined", combined),
+        ("weights", extent(weights.as_ref())),
+    ] {
+        let Some(written) = written else { continue };
+        if first != "combined" {
+            written.require_outside(first, &[("combined", combined)])?;
         }
+        written.require_outside(first, &read)?;
+        written.require_outside(first, &[kept])?;
     }
-
-    /// Whether the two have a byte in common.
-    pub(super) const fn overlaps(&self, other: &Self) -> bool {
-        // Distances, as ends could wrap.
-        self.bytes > 0
-            && other.bytes > 0
-            && if self.address <= other.address {
-                other.address - self.address < self.bytes
-            } else {
-                self.address - other.address < other.bytes
-            }
-    }
+    Ok(())
 }
 
 #[cfg(test)]

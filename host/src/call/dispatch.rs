@@ -3,10 +3,11 @@
 use bytemuck::Zeroable;
 use ferry_layout::{
     Common, DispatchArgs, DispatchOptions, DispatchWith, EncodedInput, GroupTables, ReceivedRows,
-    TokenFormat, scale_placement,
+    scale_placement,
 };
 
 use super::{DispatchInput, DispatchOutput, address_or_none};
+use crate::call::arguments::{self, Sizes};
 use crate::call::scales::{ScaleAddresses, ScaleTensor};
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
@@ -48,23 +49,13 @@ impl DispatchInput {
         self.x
             .require_rows("x", dims, self.element(config.format))?;
         self.require_ids(plan)?;
-        self.require_kept_ids(plan)?;
-        if let Some(weights) = &self.topk_weights {
-            weights.require("topk_weights", [tokens, config.top_k], Element::F32)?;
-        }
-        let takes_scale = matches!(config.format, TokenFormat::Nvfp4(_));
-        match &self.input_scale {
-            Some(scale) if takes_scale => scale.require("input_scale", [1], Element::F32)?,
-            Some(_) => {
-                return Err(Error::UnusedInputScale {
-                    format: config.format,
-                });
-            }
-            None => {}
-        }
-        if let Some(count) = &self.tokens_on_device {
-            count.require("tokens_on_device", [1], Element::U32)?;
-        }
+        let sizes = Sizes {
+            tokens,
+            capacity: 0,
+        };
+        let tensors = self.tensors();
+        arguments::check(Self::ARGUMENTS, &tensors, plan, sizes)?;
+        self.require_kept_ids_apart(&tensors)?;
         Ok(DispatchWith {
             args: DispatchArgs {
                 x: self.x.at.address(),
@@ -223,6 +214,16 @@ impl DispatchOutput {
                 .to_owned(),
             given: "none".to_owned(),
         })
+    }
+
+    /// Checks that a dispatch of this plan takes these outputs, as far as they are concerned. Not collective;
+    /// does not synchronize.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`], [`Error::TooManyScales`], [`Error::WrongScales`], [`Error::Tensor`],
+    /// [`Error::TensorsOverlap`].
+    pub fn fits(&self, plan: &Plan) -> Result<(), Error> {
+        self.check(plan).map(drop)
     }
 
     /// Checks every tensor.

@@ -3,7 +3,6 @@
 use ferry_layout::{EncodedInput, TokenFormat};
 
 use crate::call::DispatchInput;
-use crate::call::combine::Extent;
 use crate::error::TensorError;
 use crate::tensor::data_type::DataType;
 use crate::tensor::{Element, Tensor};
@@ -82,14 +81,6 @@ impl DispatchInput {
             given: "none".to_owned(),
         })
     }
-
-    /// Memory of the scales, gaps included, if there are any.
-    pub(super) fn extent_of_scales(&self) -> Option<Extent> {
-        self.x_scales.map(|scales| Extent {
-            address: scales.at.address(),
-            bytes: scales.span().unwrap_or(u64::MAX),
-        })
-    }
 }
 
 fn unwanted(format: TokenFormat, reason: &str) -> TensorError {
@@ -126,7 +117,7 @@ impl Tensor<2> {
                 given: format!("strides {:?} (shape {dims:?})", self.strides),
             })
         };
-        self.require_elements("x_scales", dims, element)?;
+        self.view().require_elements("x_scales", &dims, element)?;
         let of_word = 4 / (element.data_type.bits() as usize / 8);
         let [row, between] = self.strides;
         if self.elements() > 0 {
@@ -142,23 +133,10 @@ impl Tensor<2> {
                 return refused("columns fewer than 2^31 elements apart".to_owned());
             }
         }
-        if self.span().is_none_or(|bytes| bytes > MOST_BYTES) {
+        let span = self.view().span();
+        if span > MOST_BYTES {
             return refused("at most 16 GiB from the first element to the last".to_owned());
         }
-        self.require_memory("x_scales", self.span())
-    }
-
-    /// Bytes from the first element to the end of the last, gaps included; `None` if they cannot be counted.
-    /// Elements have whole bytes.
-    fn span(&self) -> Option<u64> {
-        if self.elements() == 0 {
-            return Some(0);
-        }
-        let steps = self.dims.iter().zip(&self.strides);
-        let last = steps.into_iter().try_fold(0_u64, |last, (&dim, &stride)| {
-            last.checked_add((dim as u64 - 1).checked_mul(stride as u64)?)
-        })?;
-        last.checked_add(1)?
-            .checked_mul(u64::from(self.data_type.bits() / 8))
+        self.view().require_memory("x_scales", Some(span))
     }
 }

@@ -6,7 +6,6 @@ use ferry_layout::{EpilogueWords, MAX_EPILOGUE_BYTES, Steps};
 use crate::error::EpilogueError;
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
 
 /// Steps on the sum of each token's rows before it is stored. Sums are f32; the result
@@ -90,12 +89,11 @@ impl CombineEpilogue {
     pub(crate) fn words(
         &self,
         plan: &Plan,
-        tokens: usize,
         taken: Option<usize>,
     ) -> Result<Option<EpilogueWords>, Error> {
         match (self, taken) {
             (Self::None, _) => Ok(None),
-            (Self::Steps(steps), None) => steps.words(plan, tokens).map(Some),
+            (Self::Steps(steps), None) => Ok(Some(steps.words(plan))),
             (Self::Own(own), Some(taken)) if own.bytes.next_multiple_of(8) == taken => {
                 Ok(Some(own.words))
             }
@@ -109,29 +107,18 @@ impl CombineEpilogue {
 }
 
 impl CombineSteps {
-    fn words(&self, plan: &Plan, tokens: usize) -> Result<EpilogueWords, Error> {
-        let hidden = plan.config().hidden;
-        if let Some(scales) = &self.row_scales {
-            scales.require("row_scales", [tokens], Element::F32)?;
-        }
-        for (name, bias) in ["biases[0]", "biases[1]"].into_iter().zip(&self.biases) {
-            if let Some(bias) = bias {
-                bias.require(name, [hidden], Element::BF16_ROW)?;
-            }
-        }
-        if let Some(residual) = &self.residual {
-            residual.require("residual", [tokens, hidden], Element::BF16_ROW)?;
-        }
+    /// The words of steps that were checked.
+    fn words(&self, plan: &Plan) -> EpilogueWords {
         let address = |tensor: Tensor<1>| tensor.at.address();
         let steps = Steps {
             row_scales: self.row_scales.map_or(0, address),
             biases: self.biases.map(|bias| bias.map_or(0, address)),
             residual: self.residual.map_or(0, |tensor| tensor.at.address()),
-            hidden: hidden as u64,
+            hidden: plan.config().hidden as u64,
         };
         let mut words = EpilogueWords::zeroed();
         bytemuck::bytes_of_mut(&mut words)[..size_of::<Steps>()]
             .copy_from_slice(bytemuck::bytes_of(&steps));
-        Ok(words)
+        words
     }
 }

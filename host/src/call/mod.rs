@@ -1,5 +1,6 @@
 //! The arguments of dispatch and combine, and their checks.
 
+pub(crate) mod arguments;
 pub(crate) mod buffers;
 pub(crate) mod combine;
 pub(crate) mod dispatch;

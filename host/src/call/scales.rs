@@ -1,12 +1,13 @@
 //! The scale tensors of each format, and their check.
 
-use ferry_layout::Shape;
+use ferry_layout::{Shape, TokenFormat};
 
 use crate::error::{Error, TensorError};
 use crate::plan::capacity::{countable_blocks, countable_rows};
 use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
+use crate::tensor::any::AnyTensor;
 use crate::tensor::data_type::DataType;
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
@@ -50,6 +51,52 @@ pub(crate) struct ScaleAddresses {
 }
 
 impl ScaleTensor {
+    /// The scales of rows by expert in this format, as for a [`FusedSilu`](crate::FusedSilu), in these
+    /// tensors. Their sizes and elements are checked by calls.
+    ///
+    /// # Errors
+    /// [`TensorError`] for a tensor of another number of dimensions, and for tiled scales without `offsets`,
+    /// which are not looked at in other formats.
+    pub fn of(
+        format: TokenFormat,
+        scales: Option<AnyTensor>,
+        offsets: Option<AnyTensor>,
+    ) -> Result<Option<Self>, TensorError> {
+        let form = ScaleForm::of_format(format);
+        let offsets = offsets.filter(|_| scales.is_some() && form == ScaleForm::Tiled);
+        Self::in_form(form, scales, offsets)
+    }
+
+    /// The scales of this form in these tensors.
+    pub(crate) fn in_form(
+        form: ScaleForm,
+        scales: Option<AnyTensor>,
+        offsets: Option<AnyTensor>,
+    ) -> Result<Option<Self>, TensorError> {
+        let is_tiled = scales.is_some() && form == ScaleForm::Tiled;
+        if offsets.is_some() && !is_tiled {
+            return Err(TensorError {
+                tensor: "scale_offsets",
+                wanted: "none, as there are no tiled scales".to_owned(),
+                given: "a tensor".to_owned(),
+            });
+        }
+        let Some(given) = scales else {
+            return Ok(None);
+        };
+        Ok(Some(match form {
+            ScaleForm::Tiled => Self::Tiled {
+                scales: given.of("scales")?,
+                offsets: AnyTensor::required("scale_offsets", offsets)?,
+            },
+            ScaleForm::RowMajor => Self::RowMajor(given.of("scales")?),
+            // Without scales, whatever these are is refused by the calls.
+            ScaleForm::Transposed { .. } | ScaleForm::TransposedBlocks | ScaleForm::None => {
+                Self::Transposed(given.of("scales")?)
+            }
+        }))
+    }
+
     /// Checks that `given` are the scales of `capacity` rows in `experts` groups, with the format and hidden
     /// size of `shape`, in this form. For a dispatch and for a fused SiLU.
     pub(crate) fn check(

@@ -1,5 +1,7 @@
 //! The output tensors of a dispatch: their layouts and addresses.
 
+use std::convert::Infallible;
+
 use ferry_layout::ReceiveLayout;
 
 use crate::call::DispatchOutput;
@@ -8,6 +10,7 @@ use crate::error::{Error, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::scale_form::ScaleForm;
+use crate::tensor::any::{AnyTensor, any};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 use crate::tensor::{Element, Tensor};
@@ -88,6 +91,12 @@ impl<T> DispatchTensors<T> {
         })
     }
 
+    /// Replaces each value by the result of `map`, in the order of the fields.
+    pub fn map<U>(self, mut map: impl FnMut(T) -> U) -> DispatchTensors<U> {
+        let Ok(mapped) = self.try_map(|value| Ok::<_, Infallible>(map(value)));
+        mapped
+    }
+
     /// Every tensor's name, and its value if it is present, in the order of the fields.
     pub fn named(&self) -> [(&'static str, Option<&T>); 14] {
         [
@@ -114,165 +123,85 @@ impl<T> DispatchTensors<T> {
     }
 }
 
-/// A tensor without gaps, of any number of dimensions.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AnyTensor {
-    at: DevicePtr,
-    data_type: DataType,
-    dims: [usize; 5],
-    ndim: usize,
-    pub(super) bytes: u64,
-    align: u64,
-}
-
-impl AnyTensor {
-    fn of<const N: usize>(tensor: &Tensor<N>, align: u64) -> Self {
-        let mut dims = [0; 5];
-        dims[..N].copy_from_slice(&tensor.dims);
-        Self {
-            at: tensor.at,
-            data_type: tensor.data_type,
-            dims,
-            ndim: N,
-            bytes: tensor.bytes(),
-            align,
+impl DispatchOutput {
+    /// All tensors.
+    pub fn tensors(&self) -> DispatchTensors<AnyTensor> {
+        let (scales, scale_offsets) = match self.scales {
+            None => (None, None),
+            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
+                (any(Some(scales)), None)
+            }
+            Some(ScaleTensor::Tiled { scales, offsets }) => (any(Some(scales)), any(Some(offsets))),
+        };
+        DispatchTensors {
+            tokens: any(self.tokens),
+            scales,
+            scale_offsets,
+            row_scales: any(self.row_scales),
+            row_offsets: any(self.row_offsets),
+            expert_ids: any(self.expert_ids),
+            src_info: self.src_info.into(),
+            ids: any(self.ids),
+            weights: any(self.weights),
+            source_counts: any(self.source_counts),
+            expert_counts: any(self.expert_counts),
+            row_ends: any(self.row_ends),
+            m_indices: any(self.m_indices),
+            source_ranges: any(self.source_ranges),
         }
     }
 
-    /// A tensor that is aligned to its elements.
-    fn natural<const N: usize>(tensor: &Tensor<N>) -> Self {
-        Self::of(tensor, Element::natural(tensor.data_type).align_bytes)
+    /// Outputs in these tensors. Their sizes and elements are checked by calls.
+    ///
+    /// # Errors
+    /// [`TensorError`] for a tensor of another number of dimensions, and for `scale_offsets` that are missing
+    /// or superfluous.
+    pub fn of(plan: &Plan, given: &DispatchTensors<AnyTensor>) -> Result<Self, TensorError> {
+        let (scales, offsets) = (given.scales, given.scale_offsets);
+        Ok(Self {
+            tokens: AnyTensor::optional("tokens", given.tokens)?,
+            scales: ScaleTensor::in_form(plan.scale_form(), scales, offsets)?,
+            row_scales: AnyTensor::optional("row_scales", given.row_scales)?,
+            row_offsets: AnyTensor::optional("row_offsets", given.row_offsets)?,
+            expert_ids: AnyTensor::optional("expert_ids", given.expert_ids)?,
+            src_info: given.src_info.of("src_info")?,
+            ids: AnyTensor::optional("ids", given.ids)?,
+            weights: AnyTensor::optional("weights", given.weights)?,
+            source_counts: AnyTensor::optional("source_counts", given.source_counts)?,
+            expert_counts: AnyTensor::optional("expert_counts", given.expert_counts)?,
+            row_ends: AnyTensor::optional("row_ends", given.row_ends)?,
+            m_indices: AnyTensor::optional("m_indices", given.m_indices)?,
+            source_ranges: AnyTensor::optional("source_ranges", given.source_ranges)?,
+        })
     }
 
-    pub(super) const fn address(&self) -> u64 {
-        self.at.address()
-    }
-}
-
-impl DispatchOutput {
-    /// All tensors. The only place that lists them, together with [`DispatchTensors::named`].
-    pub(super) fn tensors(&self) -> DispatchTensors<AnyTensor> {
-        let (scales, scale_offsets) = match &self.scales {
-            None => (None, None),
-            Some(ScaleTensor::Transposed(scales)) => (Some(AnyTensor::of(scales, 16)), None),
-            Some(ScaleTensor::RowMajor(scales)) => (Some(AnyTensor::of(scales, 4)), None),
-            Some(ScaleTensor::Tiled { scales, offsets }) => (
-                Some(AnyTensor::of(scales, 16)),
-                Some(AnyTensor::natural(offsets)),
-            ),
-        };
-        DispatchTensors {
-            tokens: self.tokens.as_ref().map(|of| AnyTensor::of(of, 16)),
-            scales,
-            scale_offsets,
-            row_scales: self.row_scales.as_ref().map(AnyTensor::natural),
-            row_offsets: self.row_offsets.as_ref().map(AnyTensor::natural),
-            expert_ids: self.expert_ids.as_ref().map(AnyTensor::natural),
-            src_info: AnyTensor::natural(&self.src_info),
-            ids: self.ids.as_ref().map(AnyTensor::natural),
-            weights: self.weights.as_ref().map(AnyTensor::natural),
-            source_counts: self.source_counts.as_ref().map(AnyTensor::natural),
-            expert_counts: self.expert_counts.as_ref().map(AnyTensor::natural),
-            row_ends: self.row_ends.as_ref().map(AnyTensor::natural),
-            m_indices: self.m_indices.as_ref().map(AnyTensor::natural),
-            source_ranges: self.source_ranges.as_ref().map(AnyTensor::natural),
+    /// Alignment of the tensor `name` with elements of this type.
+    fn align(&self, name: &str, data_type: DataType) -> u64 {
+        match (name, self.scales) {
+            ("scales", Some(ScaleTensor::RowMajor(_))) => 4,
+            ("tokens" | "scales", _) => 16,
+            _ => Element::natural(data_type).align_bytes,
         }
     }
 
     /// Checks that these outputs have the tensors of `wanted`, in their shapes. Scales are checked apart.
     pub(super) fn require(&self, wanted: &Self, plan: &Plan) -> Result<(), TensorError> {
-        let tokens = wanted.tokens.map(|of| (of, Element::row(of.data_type)));
-        fits("tokens", tokens, self.tokens, plan)?;
-        let natural = |of: Tensor<1>| (of, Element::natural(of.data_type));
-        let pairs = |of: Tensor<2>| (of, Element::natural(of.data_type));
-        fits(
-            "row_scales",
-            wanted.row_scales.map(natural),
-            self.row_scales,
-            plan,
-        )?;
-        fits(
-            "row_offsets",
-            wanted.row_offsets.map(natural),
-            self.row_offsets,
-            plan,
-        )?;
-        fits(
-            "expert_ids",
-            wanted.expert_ids.map(natural),
-            self.expert_ids,
-            plan,
-        )?;
-        fits(
-            "src_info",
-            Some(pairs(wanted.src_info)),
-            Some(self.src_info),
-            plan,
-        )?;
-        fits("ids", wanted.ids.map(pairs), self.ids, plan)?;
-        fits("weights", wanted.weights.map(pairs), self.weights, plan)?;
-        fits(
-            "source_counts",
-            wanted.source_counts.map(natural),
-            self.source_counts,
-            plan,
-        )?;
-        fits(
-            "expert_counts",
-            wanted.expert_counts.map(natural),
-            self.expert_counts,
-            plan,
-        )?;
-        fits(
-            "row_ends",
-            wanted.row_ends.map(natural),
-            self.row_ends,
-            plan,
-        )?;
-        fits(
-            "m_indices",
-            wanted.m_indices.map(natural),
-            self.m_indices,
-            plan,
-        )?;
-        fits(
-            "source_ranges",
-            wanted.source_ranges.map(pairs),
-            self.source_ranges,
-            plan,
-        )
-    }
-}
-
-/// Checks that a tensor is present if it is wanted, and then its elements and sizes.
-fn fits<const N: usize>(
-    name: &'static str,
-    wanted: Option<(Tensor<N>, Element)>,
-    given: Option<Tensor<N>>,
-    plan: &Plan,
-) -> Result<(), TensorError> {
-    match (wanted, given) {
-        (None, None) => Ok(()),
-        (Some((wanted, element)), Some(given)) => given.require(name, wanted.dims, element),
-        (wanted, given) => Err(unfit(
-            name,
-            plan,
-            wanted.is_some(),
-            given.is_some(),
-            "a tensor",
-        )),
-    }
-}
-
-impl TensorLayout {
-    fn of(name: &'static str, tensor: &AnyTensor) -> Self {
-        Self {
-            name,
-            data_type: tensor.data_type,
-            dims: tensor.dims[..tensor.ndim].to_vec(),
-            bytes: tensor.bytes,
-            align: tensor.align,
+        let (all, given) = (wanted.tensors(), self.tensors());
+        for ((name, of), (_, given)) in all.named().into_iter().zip(given.named()) {
+            match (of, given) {
+                _ if matches!(name, "scales" | "scale_offsets") => {}
+                (None, None) => {}
+                (Some(of), Some(given)) => {
+                    let element = Element {
+                        data_type: of.data_type(),
+                        align_bytes: wanted.align(name, of.data_type()),
+                    };
+                    given.view().require(name, of.dims(), element)?;
+                }
+                _ => return Err(unfit(name, plan, of.is_some(), given.is_some(), "a tensor")),
+            }
         }
+        Ok(())
     }
 }
 
@@ -305,13 +234,20 @@ impl Plan {
         capacity: Capacity,
     ) -> Result<DispatchTensors<TensorLayout>, Error> {
         capacity.check(self)?;
-        let tensors = self.outputs(capacity).tensors();
+        let outputs = self.outputs(capacity);
+        let tensors = outputs.tensors();
         let mut names = (tensors.named().into_iter())
             .filter(|(_, tensor)| tensor.is_some())
             .map(|(name, _)| name);
         let layout = |tensor: AnyTensor| {
             let name = names.next().expect("a name for each tensor");
-            Ok(TensorLayout::of(name, &tensor))
+            Ok(TensorLayout {
+                name,
+                data_type: tensor.data_type(),
+                dims: tensor.dims().to_vec(),
+                bytes: tensor.view().span(),
+                align: outputs.align(name, tensor.data_type()),
+            })
         };
         tensors.try_map(layout)
     }
@@ -404,47 +340,19 @@ impl DispatchOutput {
         at: &DispatchTensors<DevicePtr>,
     ) -> Result<Self, Error> {
         capacity.check(plan)?;
-        let none = plan.outputs(capacity);
-        let tensors = none.tensors();
+        let tensors = plan.outputs(capacity).tensors();
+        let mut present = at.iter();
         for ((name, wanted), (_, given)) in tensors.named().into_iter().zip(at.named()) {
             if wanted.is_some() != given.is_some() {
                 let (wanted, given) = (wanted.is_some(), given.is_some());
                 return Err(unfit(name, plan, wanted, given, "an address").into());
             }
         }
-        let scales = none.scales.map(|scales| match scales {
-            ScaleTensor::Transposed(of) => ScaleTensor::Transposed(placed(of, at.scales)),
-            ScaleTensor::RowMajor(of) => ScaleTensor::RowMajor(placed(of, at.scales)),
-            ScaleTensor::Tiled { scales, offsets } => ScaleTensor::Tiled {
-                scales: placed(scales, at.scales),
-                offsets: placed(offsets, at.scale_offsets),
-            },
-        });
-        let output = Self {
-            tokens: none.tokens.map(|of| placed(of, at.tokens)),
-            scales,
-            row_scales: none.row_scales.map(|of| placed(of, at.row_scales)),
-            row_offsets: none.row_offsets.map(|of| placed(of, at.row_offsets)),
-            expert_ids: none.expert_ids.map(|of| placed(of, at.expert_ids)),
-            src_info: placed(none.src_info, Some(at.src_info)),
-            ids: none.ids.map(|of| placed(of, at.ids)),
-            weights: none.weights.map(|of| placed(of, at.weights)),
-            source_counts: none.source_counts.map(|of| placed(of, at.source_counts)),
-            expert_counts: none.expert_counts.map(|of| placed(of, at.expert_counts)),
-            row_ends: none.row_ends.map(|of| placed(of, at.row_ends)),
-            m_indices: none.m_indices.map(|of| placed(of, at.m_indices)),
-            source_ranges: none.source_ranges.map(|of| placed(of, at.source_ranges)),
-        };
+        let placed =
+            tensors.map(|tensor| tensor.moved(present.next().copied().unwrap_or(DevicePtr::NULL)));
+        let output = Self::of(plan, &placed)?;
         output.check(plan)?;
         Ok(output)
-    }
-}
-
-/// A tensor in its memory, which is present.
-fn placed<const N: usize>(of: Tensor<N>, at: Option<DevicePtr>) -> Tensor<N> {
-    Tensor {
-        at: at.unwrap_or(DevicePtr::NULL),
-        ..of
     }
 }
 

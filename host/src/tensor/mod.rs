@@ -1,9 +1,11 @@
 //! Tensors of the user: an address, a data type, sizes and strides.
 
+pub(crate) mod any;
 pub(crate) mod data_type;
 pub(crate) mod handles;
 
 use crate::error::TensorError;
+use crate::tensor::any::{View, refused};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 
@@ -32,98 +34,44 @@ impl<const N: usize> Tensor<N> {
             at,
             data_type,
             dims,
-            strides: dense_strides(dims),
+            strides: dense_strides(&dims),
         }
     }
 
     /// Number of elements; [`usize::MAX`] if it does not fit.
     pub fn elements(&self) -> usize {
-        if self.dims.contains(&0) {
-            return 0;
-        }
-        self.dims
-            .iter()
-            .fold(1, |all, &dim| all.saturating_mul(dim))
+        self.view().elements()
     }
 
     /// Whether the elements have no gaps. The stride of a dimension of size 1 does not
     /// matter, nor does any stride of an empty tensor.
     pub fn is_contiguous(&self) -> bool {
-        let dense = dense_strides(self.dims);
-        self.elements() == 0 || (0..N).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
+        self.view().is_contiguous()
     }
 
     /// Bytes of all elements, without gaps; [`u64::MAX`] if they do not fit.
     pub fn bytes(&self) -> u64 {
-        bytes_of(self.dims, self.data_type).unwrap_or(u64::MAX)
+        bytes_of(&self.dims, self.data_type).unwrap_or(u64::MAX)
     }
 
-    /// Checks an argument named `tensor`: its elements and sizes, no gaps, an address unless it is empty,
-    /// the address's alignment, and that there is memory for all elements.
+    /// The tensor as its checks see it.
+    pub(crate) const fn view(&self) -> View<'_> {
+        View {
+            at: self.at,
+            data_type: self.data_type,
+            dims: &self.dims,
+            strides: &self.strides,
+        }
+    }
+
+    /// [`View::require`].
     pub(crate) fn require(
         &self,
         tensor: &'static str,
         dims: [usize; N],
         element: Element,
     ) -> Result<(), TensorError> {
-        self.require_elements(tensor, dims, element)?;
-        if !self.is_contiguous() {
-            let dense = dense_strides(self.dims);
-            let given = format!("{:?} (shape {dims:?})", self.strides);
-            let wanted = format!("strides {dense:?}, in elements: make it contiguous");
-            return refused(tensor, wanted, given);
-        }
-        self.require_memory(tensor, bytes_of(dims, element.data_type))
-    }
-
-    /// Checks the type and sizes of the elements, and the address.
-    pub(crate) fn require_elements(
-        &self,
-        tensor: &'static str,
-        dims: [usize; N],
-        Element {
-            data_type,
-            align_bytes,
-        }: Element,
-    ) -> Result<(), TensorError> {
-        if !data_type.takes(self.data_type) {
-            let wanted = format!("elements of {data_type}");
-            return refused(tensor, wanted, self.data_type.to_string());
-        }
-        if self.dims != dims {
-            return refused(
-                tensor,
-                format!("shape {dims:?}"),
-                format!("{:?}", self.dims),
-            );
-        }
-        if self.elements() != 0 && self.at.address() == 0 {
-            let wanted = format!("an address (shape {dims:?})");
-            return refused(tensor, wanted, "null".to_owned());
-        }
-        if !self.at.address().is_multiple_of(align_bytes) {
-            let given = format!("{:#x}", self.at.address());
-            let wanted = format!("an address that is a multiple of {align_bytes}");
-            return refused(tensor, wanted, given);
-        }
-        Ok(())
-    }
-
-    /// Checks that there are at least `bytes` bytes at the address; `None` are too many for any.
-    pub(crate) fn require_memory(
-        &self,
-        tensor: &'static str,
-        bytes: Option<u64>,
-    ) -> Result<(), TensorError> {
-        if bytes.is_some_and(|bytes| bytes <= self.at.bytes()) {
-            return Ok(());
-        }
-        let wanted = bytes.map_or("too many".to_owned(), |bytes| bytes.to_string());
-        refused(
-            tensor,
-            format!("{wanted} bytes at its address (shape {:?})", self.dims),
-            self.at.bytes().to_string(),
-        )
+        self.view().require(tensor, &dims, element)
     }
 }
 
@@ -147,11 +95,12 @@ impl Tensor<2> {
         dims: [usize; 2],
         element: Element,
     ) -> Result<(), TensorError> {
-        self.require_elements(tensor, dims, element)?;
+        self.view().require_elements(tensor, &dims, element)?;
         let [rows, columns] = dims;
         let [stride, between] = self.strides;
         if rows == 0 || self.is_contiguous() {
-            return self.require_memory(tensor, bytes_of(dims, self.data_type));
+            let bytes = bytes_of(&dims, self.data_type);
+            return self.view().require_memory(tensor, bytes);
         }
         let given = format!("strides {:?} (shape {dims:?})", self.strides);
         if columns > 1 && between != 1 {
@@ -169,16 +118,9 @@ impl Tensor<2> {
             .checked_mul(rows as u64 - 1)
             .and_then(|before| before.checked_add(columns as u64));
         let bits = elements.and_then(|all| all.checked_mul(bits.into()));
-        self.require_memory(tensor, bits.map(|bits| bits / 8))
+        self.view()
+            .require_memory(tensor, bits.map(|bits| bits / 8))
     }
-}
-
-fn refused(tensor: &'static str, wanted: String, given: String) -> Result<(), TensorError> {
-    Err(TensorError {
-        tensor,
-        wanted,
-        given,
-    })
 }
 
 /// Type of an argument's elements, and alignment of the first one.
@@ -222,7 +164,7 @@ impl Element {
 }
 
 /// Bytes of a tensor without gaps; `None` if they cannot be counted.
-pub(crate) fn bytes_of<const N: usize>(dims: [usize; N], data_type: DataType) -> Option<u64> {
+pub(crate) fn bytes_of(dims: &[usize], data_type: DataType) -> Option<u64> {
     if dims.contains(&0) {
         return Some(0);
     }
@@ -234,9 +176,10 @@ pub(crate) fn bytes_of<const N: usize>(dims: [usize; N], data_type: DataType) ->
     u64::try_from(bits.div_ceil(8)).ok()
 }
 
-const fn dense_strides<const N: usize>(dims: [usize; N]) -> [usize; N] {
+/// Strides of a tensor of at most `N` dimensions without gaps; 1 in dimensions that it does not have.
+const fn dense_strides<const N: usize>(dims: &[usize]) -> [usize; N] {
     let mut strides = [1_usize; N];
-    let mut i = N;
+    let mut i = dims.len();
     while i > 1 {
         i -= 1;
         strides[i - 1] = strides[i].wrapping_mul(dims[i]);

@@ -1,0 +1,311 @@
+//! Tensors of any number of dimensions, in which every language hands over its tensors, and the checks of all.
+
+use crate::error::TensorError;
+use crate::tensor::data_type::DataType;
+use crate::tensor::handles::DevicePtr;
+use crate::tensor::{Element, Tensor, bytes_of, dense_strides};
+
+/// Most dimensions of a tensor.
+const MOST_DIMS: usize = 5;
+
+/// A [`Tensor`] of any number of dimensions, at most 5, of which arguments of calls are made:
+/// [`DispatchInput::of`](crate::DispatchInput::of) and its like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnyTensor {
+    at: DevicePtr,
+    data_type: DataType,
+    dims: [usize; MOST_DIMS],
+    strides: [usize; MOST_DIMS],
+    ndim: usize,
+}
+
+impl AnyTensor {
+    /// A tensor of these sizes and strides, slowest first, in elements; without `strides` it has no gaps.
+    /// `None` if their numbers differ, or are above 5.
+    pub fn new(
+        at: DevicePtr,
+        data_type: DataType,
+        dims: &[usize],
+        strides: Option<&[usize]>,
+    ) -> Option<Self> {
+        if dims.len() > MOST_DIMS {
+            return None;
+        }
+        let dense = dense_strides::<MOST_DIMS>(dims);
+        let strides = strides.unwrap_or(&dense[..dims.len()]);
+        if dims.len() != strides.len() {
+            return None;
+        }
+        let mut tensor = Self {
+            at,
+            data_type,
+            dims: [0; MOST_DIMS],
+            strides: [0; MOST_DIMS],
+            ndim: dims.len(),
+        };
+        tensor.dims[..dims.len()].copy_from_slice(dims);
+        tensor.strides[..dims.len()].copy_from_slice(strides);
+        Some(tensor)
+    }
+
+    /// The same elements at another address.
+    pub(crate) const fn moved(self, at: DevicePtr) -> Self {
+        Self { at, ..self }
+    }
+
+    /// The first element.
+    pub const fn at(&self) -> DevicePtr {
+        self.at
+    }
+
+    /// Type of the elements.
+    pub const fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// Sizes, slowest first, in elements.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.ndim]
+    }
+
+    /// Distances between neighbours in each dimension, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides[..self.ndim]
+    }
+
+    /// The tensor of `N` dimensions, for the argument `name`.
+    ///
+    /// # Errors
+    /// [`TensorError`] if it has another number of dimensions.
+    pub fn of<const N: usize>(&self, name: &'static str) -> Result<Tensor<N>, TensorError> {
+        let (Ok(dims), Ok(strides)) = (self.dims().try_into(), self.strides().try_into()) else {
+            return Err(TensorError {
+                tensor: name,
+                wanted: format!("{N} dimensions"),
+                given: format!("shape {:?}", self.dims()),
+            });
+        };
+        Ok(Tensor {
+            at: self.at,
+            data_type: self.data_type,
+            dims,
+            strides,
+        })
+    }
+
+    /// The argument `name`, which must be there.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of), and [`TensorError`] if it is missing.
+    pub fn required<const N: usize>(
+        name: &'static str,
+        given: Option<Self>,
+    ) -> Result<Tensor<N>, TensorError> {
+        Self::optional(name, given)?.ok_or_else(|| TensorError {
+            tensor: name,
+            wanted: format!("{N} dimensions"),
+            given: "none".to_owned(),
+        })
+    }
+
+    /// The argument `name`, which may be missing.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of).
+    pub fn optional<const N: usize>(
+        name: &'static str,
+        given: Option<Self>,
+    ) -> Result<Option<Tensor<N>>, TensorError> {
+        given.map(|tensor| tensor.of(name)).transpose()
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        View {
+            at: self.at,
+            data_type: self.data_type,
+            dims: self.dims(),
+            strides: self.strides(),
+        }
+    }
+}
+
+impl<const N: usize> From<Tensor<N>> for AnyTensor {
+    fn from(tensor: Tensor<N>) -> Self {
+        const { assert!(N <= MOST_DIMS) }
+        let mut any = Self {
+            at: tensor.at,
+            data_type: tensor.data_type,
+            dims: [0; MOST_DIMS],
+            strides: [0; MOST_DIMS],
+            ndim: N,
+        };
+        any.dims[..N].copy_from_slice(&tensor.dims);
+        any.strides[..N].copy_from_slice(&tensor.strides);
+        any
+    }
+}
+
+/// A tensor that may be missing, of any number of dimensions.
+pub(crate) fn any<const N: usize>(tensor: Option<Tensor<N>>) -> Option<AnyTensor> {
+    tensor.map(AnyTensor::from)
+}
+
+/// A tensor whose checks are the same for any number of dimensions.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) at: DevicePtr,
+    pub(super) data_type: DataType,
+    pub(super) dims: &'a [usize],
+    pub(super) strides: &'a [usize],
+}
+
+impl View<'_> {
+    pub(super) fn elements(&self) -> usize {
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        self.dims
+            .iter()
+            .fold(1, |all, &dim| all.saturating_mul(dim))
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let dense = dense_strides::<MOST_DIMS>(self.dims);
+        let mut all = self.dims.iter().zip(self.strides.iter().zip(&dense));
+        self.elements() == 0 || all.all(|(&dim, (given, dense))| dim == 1 || given == dense)
+    }
+
+    /// Bytes from the first element to the end of the last, gaps included; [`u64::MAX`] if they cannot be
+    /// counted.
+    pub(crate) fn span(&self) -> u64 {
+        if self.is_contiguous() {
+            return bytes_of(self.dims, self.data_type).unwrap_or(u64::MAX);
+        }
+        let mut steps = self.dims.iter().zip(self.strides);
+        let last = steps.try_fold(0_u64, |last, (&dim, &stride)| {
+            last.checked_add((dim as u64 - 1).checked_mul(stride as u64)?)
+        });
+        let bits = last.and_then(|last| {
+            last.checked_add(1)?
+                .checked_mul(self.data_type.bits().into())
+        });
+        bits.map_or(u64::MAX, |bits| bits.div_ceil(8))
+    }
+
+    /// Checks an argument named `tensor`: its elements and sizes, no gaps, an address unless it is empty,
+    /// the address's alignment, and that there is memory for all elements.
+    pub(crate) fn require(
+        &self,
+        tensor: &'static str,
+        dims: &[usize],
+        element: Element,
+    ) -> Result<(), TensorError> {
+        self.require_elements(tensor, dims, element)?;
+        if !self.is_contiguous() {
+            let dense = dense_strides::<MOST_DIMS>(self.dims);
+            let given = format!("{:?} (shape {dims:?})", self.strides);
+            let wanted = format!(
+                "strides {:?}, in elements: make it contiguous",
+                &dense[..dims.len()]
+            );
+            return refused(tensor, wanted, given);
+        }
+        self.require_memory(tensor, bytes_of(dims, element.data_type))
+    }
+
+    /// Checks the type and sizes of the elements, and the address.
+    pub(crate) fn require_elements(
+        &self,
+        tensor: &'static str,
+        dims: &[usize],
+        Element {
+            data_type,
+            align_bytes,
+        }: Element,
+    ) -> Result<(), TensorError> {
+        if !data_type.takes(self.data_type) {
+            let wanted = format!("elements of {data_type}");
+            return refused(tensor, wanted, self.data_type.to_string());
+        }
+        if self.dims != dims {
+            let given = format!("{:?}", self.dims);
+            return refused(tensor, format!("shape {dims:?}"), given);
+        }
+        if self.elements() != 0 && self.at.address() == 0 {
+            let wanted = format!("an address (shape {dims:?})");
+            return refused(tensor, wanted, "null".to_owned());
+        }
+        if !self.at.address().is_multiple_of(align_bytes) {
+            let given = format!("{:#x}", self.at.address());
+            let wanted = format!("an address that is a multiple of {align_bytes}");
+            return refused(tensor, wanted, given);
+        }
+        Ok(())
+    }
+
+    /// Checks that there are at least `bytes` bytes at the address; `None` are too many for any.
+    pub(crate) fn require_memory(
+        &self,
+        tensor: &'static str,
+        bytes: Option<u64>,
+    ) -> Result<(), TensorError> {
+        if bytes.is_some_and(|bytes| bytes <= self.at.bytes()) {
+            return Ok(());
+        }
+        let wanted = bytes.map_or("too many".to_owned(), |bytes| bytes.to_string());
+        let wanted = format!("{wanted} bytes at its address (shape {:?})", self.dims);
+        refused(tensor, wanted, self.at.bytes().to_string())
+    }
+}
+
+pub(super) fn refused(
+    tensor: &'static str,
+    wanted: String,
+    given: String,
+) -> Result<(), TensorError> {
+    Err(TensorError {
+        tensor,
+        wanted,
+        given,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_strides_that_do_not_fit_together_are_no_tensor() {
+        let of = |dims, strides| AnyTensor::new(DevicePtr::NULL, DataType::F32, dims, strides);
+        assert_eq!(of(&[2, 3, 4], None).unwrap().strides(), [12, 4, 1]);
+        assert_eq!(of(&[2, 3], Some(&[1, 2])).unwrap().strides(), [1, 2]);
+        assert_eq!(of(&[2, 3], Some(&[1])), None);
+        assert_eq!(of(&[1; 6], None), None);
+    }
+
+    #[test]
+    fn a_tensor_of_other_dimensions_is_named() {
+        let of = AnyTensor::new(DevicePtr::NULL, DataType::F32, &[2, 3], None).unwrap();
+        assert_eq!(of.of::<2>("x").unwrap().dims, [2, 3]);
+        assert_eq!(
+            of.of::<1>("x").unwrap_err().to_string(),
+            "tensor x: wanted 1 dimensions, given shape [2, 3]"
+        );
+        assert_eq!(
+            AnyTensor::required::<2>("x", None).unwrap_err().to_string(),
+            "tensor x: wanted 2 dimensions, given none"
+        );
+    }
+
+    #[test]
+    fn gaps_count_in_the_span() {
+        let span = |dims: [usize; 2], strides: [usize; 2]| {
+            let tensor = AnyTensor::new(DevicePtr::NULL, DataType::F32, &dims, Some(&strides));
+            tensor.unwrap().view().span()
+        };
+        assert_eq!(span([2, 3], [3, 1]), 24);
+        assert_eq!(span([2, 3], [8, 1]), 44);
+        assert_eq!(span([2, 0], [8, 1]), 0);
+        assert_eq!(span([2, 3], [usize::MAX, 1]), u64::MAX);
+    }
+}
