@@ -1,14 +1,12 @@
 //! Tensors of a dispatch and a combine.
 
 use ferry::{
-    CombineEpilogue, CombineInput, CombineOutput, CombineSteps, DispatchInput, DispatchOutput,
-    DispatchTensors, Plan, ReceiveLayout, ScaleLayout, ScaleTensor, Tensor, TensorLayout,
-    TokenFormat,
+    CombineInput, CombineOutput, DispatchInput, DispatchOutput, DispatchTensors, Plan, TensorLayout,
 };
 
 use crate::status::Failure;
 use crate::structs::sized;
-use crate::tensor::{ferry_tensor, shown};
+use crate::tensor::{all, ferry_tensor, shown};
 
 /// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
 /// differ from rank to rank and from round to round.
@@ -166,18 +164,19 @@ impl ferry_dispatch_input {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
+        let given = [
+            &self.x,
+            &self.topk_ids,
+            &self.topk_weights,
+            &self.input_scale,
+            &self.tokens_on_device,
+            &self.x_scales,
+            &ferry_tensor::NONE,
+        ];
         // SAFETY: the rule of memory.
-        unsafe {
-            Ok(DispatchInput {
-                x: self.x.require("x")?,
-                topk_ids: self.topk_ids.require("topk_ids")?,
-                topk_weights: self.topk_weights.get("topk_weights")?,
-                input_scale: self.input_scale.get("input_scale")?,
-                tokens_on_device: self.tokens_on_device.get("tokens_on_device")?,
-                x_scales: self.x_scales.get("x_scales")?,
-                kept_ids: None,
-            })
-        }
+        Ok(DispatchInput::of(unsafe {
+            all(DispatchInput::ARGUMENTS, given)?
+        })?)
     }
 }
 
@@ -186,140 +185,52 @@ impl ferry_dispatch_output {
     /// The rule of memory.
     pub(crate) unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
         // SAFETY: the rule of memory.
-        unsafe {
-            Ok(DispatchOutput {
-                tokens: self.tokens.get("tokens")?,
-                scales: scales(&self.scales, &self.scale_offsets, kind_of_scales(plan))?,
-                row_scales: self.row_scales.get("row_scales")?,
-                row_offsets: self.row_offsets.get("row_offsets")?,
-                expert_ids: self.expert_ids.get("expert_ids")?,
-                src_info: self.src_info.require("src_info")?,
-                ids: self.ids.get("ids")?,
-                weights: self.weights.get("weights")?,
-                source_counts: self.source_counts.get("source_counts")?,
-                expert_counts: self.expert_counts.get("expert_counts")?,
-                row_ends: self.row_ends.get("row_ends")?,
-                m_indices: self.m_indices.get("m_indices")?,
-                source_ranges: self.source_ranges.get("source_ranges")?,
-            })
-        }
+        let given = unsafe {
+            DispatchTensors {
+                tokens: self.tokens.any("tokens")?,
+                scales: self.scales.any("scales")?,
+                scale_offsets: self.scale_offsets.any("scale_offsets")?,
+                row_scales: self.row_scales.any("row_scales")?,
+                row_offsets: self.row_offsets.any("row_offsets")?,
+                expert_ids: self.expert_ids.any("expert_ids")?,
+                src_info: self.src_info.require::<2>("src_info")?.into(),
+                ids: self.ids.any("ids")?,
+                weights: self.weights.any("weights")?,
+                source_counts: self.source_counts.any("source_counts")?,
+                expert_counts: self.expert_counts.any("expert_counts")?,
+                row_ends: self.row_ends.any("row_ends")?,
+                m_indices: self.m_indices.any("m_indices")?,
+                source_ranges: self.source_ranges.any("source_ranges")?,
+            }
+        };
+        Ok(DispatchOutput::of(plan, &given)?)
     }
 
     /// Tensors of a layout, without addresses.
-    pub(crate) fn planned(layout: &DispatchTensors<TensorLayout>) -> Self {
-        let some = |tensor: &Option<TensorLayout>| {
-            tensor
-                .as_ref()
-                .map_or(ferry_tensor::NONE, ferry_tensor::planned)
-        };
-        Self {
-            size: 0,
-            tokens: some(&layout.tokens),
-            scales: some(&layout.scales),
-            scale_offsets: some(&layout.scale_offsets),
-            row_scales: some(&layout.row_scales),
-            row_offsets: some(&layout.row_offsets),
-            expert_ids: some(&layout.expert_ids),
-            src_info: ferry_tensor::planned(&layout.src_info),
-            ids: some(&layout.ids),
-            weights: some(&layout.weights),
-            source_counts: some(&layout.source_counts),
-            expert_counts: some(&layout.expert_counts),
-            row_ends: some(&layout.row_ends),
-            m_indices: some(&layout.m_indices),
-            source_ranges: some(&layout.source_ranges),
-        }
+    pub(crate) fn planned(layout: DispatchTensors<TensorLayout>) -> Self {
+        Self::of(&layout.map(|of| ferry_tensor::planned(&of)))
     }
 
     /// The C form of a dispatch's outputs.
-    pub(crate) fn of(output: &DispatchOutput) -> Self {
-        let none = ferry_tensor::NONE;
-        let (scales, scale_offsets) = match &output.scales {
-            None => (none, none),
-            Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
-                (shown(scales), none)
-            }
-            Some(ScaleTensor::Tiled { scales, offsets }) => (shown(scales), shown(offsets)),
-        };
+    pub(crate) fn of(tensors: &DispatchTensors<ferry_tensor>) -> Self {
+        let some = |tensor: Option<ferry_tensor>| tensor.unwrap_or(ferry_tensor::NONE);
         Self {
             size: 0,
-            tokens: optional(output.tokens.as_ref()),
-            scales,
-            scale_offsets,
-            row_scales: optional(output.row_scales.as_ref()),
-            row_offsets: optional(output.row_offsets.as_ref()),
-            expert_ids: optional(output.expert_ids.as_ref()),
-            src_info: shown(&output.src_info),
-            ids: optional(output.ids.as_ref()),
-            weights: optional(output.weights.as_ref()),
-            source_counts: optional(output.source_counts.as_ref()),
-            expert_counts: optional(output.expert_counts.as_ref()),
-            row_ends: optional(output.row_ends.as_ref()),
-            m_indices: optional(output.m_indices.as_ref()),
-            source_ranges: optional(output.source_ranges.as_ref()),
+            tokens: some(tensors.tokens),
+            scales: some(tensors.scales),
+            scale_offsets: some(tensors.scale_offsets),
+            row_scales: some(tensors.row_scales),
+            row_offsets: some(tensors.row_offsets),
+            expert_ids: some(tensors.expert_ids),
+            src_info: tensors.src_info,
+            ids: some(tensors.ids),
+            weights: some(tensors.weights),
+            source_counts: some(tensors.source_counts),
+            expert_counts: some(tensors.expert_counts),
+            row_ends: some(tensors.row_ends),
+            m_indices: some(tensors.m_indices),
+            source_ranges: some(tensors.source_ranges),
         }
-    }
-}
-
-/// The C form of a tensor that may be missing.
-fn optional<const N: usize>(tensor: Option<&Tensor<N>>) -> ferry_tensor {
-    tensor.map_or(ferry_tensor::NONE, shown)
-}
-
-/// Kinds of scale tensors, which look alike in C.
-#[derive(Clone, Copy)]
-pub(crate) enum ScaleKind {
-    Transposed,
-    RowMajor,
-    Tiled,
-}
-
-impl ScaleKind {
-    /// Kind of a format's scales by expert.
-    pub(crate) const fn of(format: TokenFormat) -> Self {
-        match format.scale_layout() {
-            None => Self::Transposed,
-            Some(ScaleLayout::RowMajor) => Self::RowMajor,
-            Some(ScaleLayout::Tiled) => Self::Tiled,
-        }
-    }
-}
-
-/// Kind of the scales of a dispatch's outputs.
-fn kind_of_scales(plan: &Plan) -> ScaleKind {
-    let config = plan.config();
-    let receive = config.receive.fields();
-    match ScaleKind::of(config.format) {
-        ScaleKind::Transposed
-            if receive.layout != ReceiveLayout::ByExpert && !receive.transposed_scales =>
-        {
-            ScaleKind::RowMajor
-        }
-        kind => kind,
-    }
-}
-
-/// Scales of a kind, which the library checks.
-///
-/// # Safety
-/// The rule of memory.
-pub(crate) unsafe fn scales(
-    scales: &ferry_tensor,
-    offsets: &ferry_tensor,
-    kind: ScaleKind,
-) -> Result<Option<ScaleTensor>, Failure> {
-    // SAFETY: the rule of memory.
-    unsafe {
-        Ok(match kind {
-            ScaleKind::Tiled if scales.ndim != 0 => Some(ScaleTensor::Tiled {
-                scales: scales.require("scales")?,
-                offsets: offsets.require("scale_offsets")?,
-            }),
-            ScaleKind::Tiled | ScaleKind::RowMajor => {
-                scales.get("scales")?.map(ScaleTensor::RowMajor)
-            }
-            ScaleKind::Transposed => scales.get("scales")?.map(ScaleTensor::Transposed),
-        })
     }
 }
 
@@ -327,29 +238,22 @@ impl ferry_combine_input {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
+        let given = [
+            &self.expert_rows,
+            &self.topk_weights,
+            &self.row_weights,
+            &self.row_scales,
+            &self.bias_0,
+            &self.bias_1,
+            &self.residual,
+            &self.initial_0,
+            &self.initial_1,
+            &self.received_weights,
+        ];
         // SAFETY: the rule of memory.
-        unsafe {
-            let steps = CombineSteps {
-                row_scales: self.row_scales.get("row_scales")?,
-                biases: [self.bias_0.get("bias_0")?, self.bias_1.get("bias_1")?],
-                residual: self.residual.get("residual")?,
-            };
-            Ok(CombineInput {
-                expert_rows: self.expert_rows.require("expert_rows")?,
-                topk_weights: self.topk_weights.get("topk_weights")?,
-                row_weights: self.row_weights.get("row_weights")?,
-                initial: [
-                    self.initial_0.get("initial_0")?,
-                    self.initial_1.get("initial_1")?,
-                ],
-                received_weights: self.received_weights.get("received_weights")?,
-                epilogue: if steps == CombineSteps::default() {
-                    CombineEpilogue::None
-                } else {
-                    CombineEpilogue::Steps(steps)
-                },
-            })
-        }
+        Ok(CombineInput::of(unsafe {
+            all(CombineInput::ARGUMENTS, given)?
+        })?)
     }
 }
 
@@ -357,31 +261,22 @@ impl ferry_combine_output {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
+        let given = [&self.combined, &self.weights];
         // SAFETY: the rule of memory.
-        unsafe {
-            let combined = &self.combined;
-            Ok(match (combined.ndim, self.weights.get("weights")?) {
-                (3, None) => CombineOutput::Apart(combined.require("combined")?),
-                (_, None) => CombineOutput::Summed(combined.require("combined")?),
-                (_, Some(weights)) => CombineOutput::Weighted {
-                    combined: combined.require("combined")?,
-                    weights,
-                },
-            })
-        }
+        Ok(CombineOutput::of(unsafe {
+            all(CombineOutput::ARGUMENTS, given)?
+        })?)
     }
 
     /// The C form of a combine's output.
     pub(crate) fn of(output: &CombineOutput) -> Self {
-        let combined = match output {
-            CombineOutput::Summed(tensor) => shown(tensor),
-            CombineOutput::Weighted { combined, .. } => shown(combined),
-            CombineOutput::Apart(tensor) => shown(tensor),
-        };
+        let [combined, weights] = output
+            .tensors()
+            .map(|tensor| tensor.as_ref().map_or(ferry_tensor::NONE, shown));
         Self {
             size: 0,
             combined,
-            weights: optional(output.weights().as_ref()),
+            weights,
         }
     }
 }

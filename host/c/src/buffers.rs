@@ -10,6 +10,7 @@ use crate::handle::{Opaque, get, put, require_place, take};
 use crate::plan::{ferry_capacity, ferry_plan};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, write};
+use crate::tensor::shown;
 
 /// Outputs for dispatches of one plan on one rank, in device memory of their own. Any thread may use them.
 pub struct ferry_dispatch_buffers(());
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_output(
     guard("ferry_dispatch_buffers_output", || {
         // SAFETY: the rule of handles.
         let OfPlan { buffers, .. } = unsafe { get(buffers, "buffers")? };
-        let tensors = ferry_dispatch_output::of(buffers.output());
+        let tensors = ferry_dispatch_output::of(&buffers.output().tensors().map(|of| shown(&of)));
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", tensors) }
     })

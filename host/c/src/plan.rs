@@ -210,7 +210,7 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
         unsafe { require_room(output, "output")? };
         // SAFETY: the rule of pointers.
         let capacity = unsafe { ferry_capacity::get(capacity, plan)? };
-        let planned = ferry_dispatch_output::planned(&plan.output_layout(capacity)?);
+        let planned = ferry_dispatch_output::planned(plan.output_layout(capacity)?);
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", planned) }
     })

@@ -2,9 +2,8 @@
 
 use std::ffi::c_void;
 
-use ferry::{Activation, FusedSilu};
+use ferry::{Activation, FusedSilu, ScaleTensor};
 
-use crate::arguments::{ScaleKind, scales};
 use crate::config::format;
 use crate::device::{ferry_device, stream_of};
 use crate::handle::get;
@@ -105,7 +104,11 @@ impl ferry_silu {
                 format,
                 input_scales: self.input_scales.get("input_scales")?,
                 output: self.output.require("output")?,
-                scales: scales(&self.scales, &self.scale_offsets, ScaleKind::of(format))?,
+                scales: ScaleTensor::of(
+                    format,
+                    self.scales.any("scales")?,
+                    self.scale_offsets.any("scale_offsets")?,
+                )?,
             })
         }
     }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferry::error::{LocalRanksError, SharedGpuError};
+use ferry::error::{LocalRanksError, SharedGpuError, TensorError};
 use ferry::{Error, Round};
 
 /// Result of a call. Unless it is FERRY_OK, ferry_last_error returns a text. Numbers never change; later
@@ -144,6 +144,12 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::new(status_of(&error), text_of(&error))
+    }
+}
+
+impl From<TensorError> for Failure {
+    fn from(error: TensorError) -> Self {
+        Error::from(error).into()
     }
 }
 

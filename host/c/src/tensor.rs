@@ -1,6 +1,6 @@
 //! Tensors: device memory with a shape.
 
-use ferry::{DataType, DevicePtr, Tensor, TensorLayout};
+use ferry::{AnyTensor, Argument, DataType, DevicePtr, Tensor, TensorLayout};
 
 use crate::status::Failure;
 use crate::status::ferry_status::FERRY_INVALID_TENSOR;
@@ -103,7 +103,7 @@ impl ferry_type {
 /// unknown. The calls that take the tensor check it. Any thread; never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferry_tensor_1d(address: u64, r#type: u32, dim_0: u64) -> ferry_tensor {
-    ferry_tensor::given(address, r#type, [dim_0])
+    ferry_tensor::given(address, r#type, &[dim_0])
 }
 
 /// Returns a contiguous tensor of two dimensions, the slower one first; see ferry_tensor_1d.
@@ -114,7 +114,7 @@ pub extern "C" fn ferry_tensor_2d(
     dim_0: u64,
     dim_1: u64,
 ) -> ferry_tensor {
-    ferry_tensor::given(address, r#type, [dim_0, dim_1])
+    ferry_tensor::given(address, r#type, &[dim_0, dim_1])
 }
 
 /// Returns a contiguous tensor of three dimensions, the slowest one first; see ferry_tensor_1d.
@@ -126,7 +126,7 @@ pub extern "C" fn ferry_tensor_3d(
     dim_1: u64,
     dim_2: u64,
 ) -> ferry_tensor {
-    ferry_tensor::given(address, r#type, [dim_0, dim_1, dim_2])
+    ferry_tensor::given(address, r#type, &[dim_0, dim_1, dim_2])
 }
 
 impl ferry_tensor {
@@ -141,7 +141,7 @@ impl ferry_tensor {
     };
 
     /// Makes a contiguous tensor; its bytes are 0 if the type is unknown.
-    fn given<const N: usize>(address: u64, r#type: u32, dims: [u64; N]) -> Self {
+    fn given(address: u64, r#type: u32, dims: &[u64]) -> Self {
         let bits =
             ferry_type::of("", r#type).map_or(0, |known| u64::from(known.data_type().bits()));
         let elements = if dims.contains(&0) {
@@ -153,11 +153,11 @@ impl ferry_tensor {
         let mut tensor = Self {
             address,
             bytes: elements.saturating_mul(bits).div_ceil(8),
-            ndim: N as u32,
+            ndim: dims.len() as u32,
             r#type,
             ..Self::NONE
         };
-        tensor.dims[..N].copy_from_slice(&dims);
+        tensor.dims[..dims.len()].copy_from_slice(dims);
         tensor
     }
 
@@ -179,62 +179,96 @@ impl ferry_tensor {
     ///
     /// # Safety
     /// The rule of memory.
-    pub(crate) unsafe fn get<const N: usize>(
-        &self,
-        name: &str,
-    ) -> Result<Option<Tensor<N>>, Failure> {
+    pub(crate) unsafe fn any(&self, name: &str) -> Result<Option<AnyTensor>, Failure> {
+        let refused =
+            |text: String| Failure::new(FERRY_INVALID_TENSOR, format!("tensor {name}: {text}"));
         if self.ndim == 0 {
             if self.address != 0 || self.dims != [0; FERRY_MAX_DIMS] {
-                let text =
-                    format!("tensor {name}: ndim is 0 (no tensor), but it has an address or sizes");
-                return Err(Failure::new(FERRY_INVALID_TENSOR, text));
+                let text = "ndim is 0 (no tensor), but it has an address or sizes";
+                return Err(refused(text.to_owned()));
             }
             return Ok(None);
         }
-        if self.ndim != N as u32 {
-            let text = format!("tensor {name}: wanted {N} dimensions, given {}", self.ndim);
-            return Err(Failure::new(FERRY_INVALID_TENSOR, text));
+        let ndim = self.ndim as usize;
+        if ndim > FERRY_MAX_DIMS {
+            let text = format!("wanted at most {FERRY_MAX_DIMS} dimensions, given {ndim}");
+            return Err(refused(text));
         }
         let element = ferry_type::of(&format!("the type of tensor {name}"), self.r#type)?;
         // SAFETY: the rule of memory.
         let at = unsafe { DevicePtr::new(self.address, self.bytes) };
         // The library refuses sizes above `usize`: no tensor is so large.
-        let sizes = |all: &[u64; FERRY_MAX_DIMS]| -> [usize; N] {
-            std::array::from_fn(|index| usize::try_from(all[index]).unwrap_or(usize::MAX))
+        let sizes = |all: &[u64; FERRY_MAX_DIMS]| {
+            all.map(|size| usize::try_from(size).unwrap_or(usize::MAX))
         };
-        let mut tensor = Tensor::contiguous(at, element.data_type(), sizes(&self.dims));
-        if self.strides != [0; FERRY_MAX_DIMS] {
-            tensor.strides = sizes(&self.strides);
-        }
-        Ok(Some(tensor))
+        let (dims, strides) = (sizes(&self.dims), sizes(&self.strides));
+        let strides = (self.strides != [0; FERRY_MAX_DIMS]).then_some(&strides[..ndim]);
+        Ok(AnyTensor::new(
+            at,
+            element.data_type(),
+            &dims[..ndim],
+            strides,
+        ))
     }
 
-    /// Converts to the library's tensor, which must be there.
+    /// Converts to the library's tensor of `N` dimensions; `None` if there is no tensor.
     ///
     /// # Safety
     /// The rule of memory.
-    pub(crate) unsafe fn require<const N: usize>(&self, name: &str) -> Result<Tensor<N>, Failure> {
+    pub(crate) unsafe fn get<const N: usize>(
+        &self,
+        name: &'static str,
+    ) -> Result<Option<Tensor<N>>, Failure> {
         // SAFETY: the rule of memory.
-        let tensor = unsafe { self.get(name)? };
-        tensor.ok_or_else(|| {
-            let text = format!("tensor {name}: wanted {N} dimensions, given none");
-            Failure::new(FERRY_INVALID_TENSOR, text)
-        })
+        let tensor = unsafe { self.any(name)? };
+        Ok(AnyTensor::optional(name, tensor)?)
+    }
+
+    /// Converts to the library's tensor of `N` dimensions, which must be there.
+    ///
+    /// # Safety
+    /// The rule of memory.
+    pub(crate) unsafe fn require<const N: usize>(
+        &self,
+        name: &'static str,
+    ) -> Result<Tensor<N>, Failure> {
+        // SAFETY: the rule of memory.
+        let tensor = unsafe { self.any(name)? };
+        Ok(AnyTensor::required(name, tensor)?)
     }
 }
 
+/// Converts the arguments of a table.
+///
+/// # Safety
+/// The rule of memory.
+pub(crate) unsafe fn all<const N: usize>(
+    table: &[Argument; N],
+    tensors: [&ferry_tensor; N],
+) -> Result<[Option<AnyTensor>; N], Failure> {
+    let mut given = [None; N];
+    for ((given, argument), tensor) in given.iter_mut().zip(table).zip(tensors) {
+        // SAFETY: the rule of memory.
+        *given = unsafe { tensor.any(argument.name)? };
+    }
+    Ok(given)
+}
+
 /// Converts a contiguous tensor to C's; its address is 0 if it is not allocated yet.
-pub(crate) fn shown<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
-    let number = ferry_type::number(tensor.data_type);
-    let dims = tensor.dims.map(|dim| dim as u64);
-    ferry_tensor::given(tensor.at.address(), number, dims)
+pub(crate) fn shown(tensor: &AnyTensor) -> ferry_tensor {
+    let number = ferry_type::number(tensor.data_type());
+    let mut dims = [0; FERRY_MAX_DIMS];
+    for (place, &dim) in dims.iter_mut().zip(tensor.dims()) {
+        *place = dim as u64;
+    }
+    ferry_tensor::given(tensor.at().address(), number, &dims[..tensor.dims().len()])
 }
 
 /// Converts a tensor with gaps to C's.
-pub(crate) fn strided<const N: usize>(tensor: &Tensor<N>) -> ferry_tensor {
+pub(crate) fn strided<const N: usize>(tensor: Tensor<N>) -> ferry_tensor {
     let mut strided = ferry_tensor {
         bytes: tensor.at.bytes(),
-        ..shown(tensor)
+        ..shown(&tensor.into())
     };
     for (place, &stride) in strided.strides.iter_mut().zip(&tensor.strides) {
         *place = stride as u64;
@@ -268,7 +302,7 @@ mod tests {
         let good = ferry_tensor_2d(16, FERRY_BF16 as u32, 3, 8);
         assert_eq!(
             refused(ferry_tensor { ndim: 3, ..good }),
-            "tensor x: wanted 2 dimensions, given 3"
+            "tensor x: wanted 2 dimensions, given shape [3, 8, 0]"
         );
         assert_eq!(
             refused(ferry_tensor { r#type: 0, ..good }),

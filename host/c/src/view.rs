@@ -43,12 +43,9 @@ pub unsafe extern "C" fn ferry_communicator_view(
                 let found = rank.view()?;
                 let found = ferry_view {
                     size: 0,
-                    tokens: strided(&found.tokens),
-                    scales: found.scales.as_ref().map_or(ferry_tensor::NONE, strided),
-                    row_scales: found
-                        .row_scales
-                        .as_ref()
-                        .map_or(ferry_tensor::NONE, strided),
+                    tokens: strided(found.tokens),
+                    scales: found.scales.map_or(ferry_tensor::NONE, strided),
+                    row_scales: found.row_scales.map_or(ferry_tensor::NONE, strided),
                     row_stride: found.row_stride,
                 };
                 write(view, "view", found)
