@@ -1,242 +1,186 @@
-//! Checked arguments of dispatch and combine.
+//! Calls of a round with tensors, in the order of the library's tables of arguments.
 
-use ferry::{Capacity, CombineEpilogue, CombineSteps, DataType};
+use ferry::{
+    AnyTensor, Argument, CombineInput, CombineOutput, DispatchInput, DispatchOutput, TokenFormat,
+};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
+use crate::communicator::Communicator;
 use crate::errors;
-use crate::plan::Plan;
-use crate::tensor::{Tensor, optional};
-
-/// Objects that keep the memory of arguments alive.
-type Kept = Vec<Py<Tensor>>;
-
-/// A rank's inputs of a dispatch.
-#[pyclass(frozen, module = "ferry_ep.core._ferry")]
-pub(crate) struct DispatchInput {
-    pub(crate) input: ferry::DispatchInput,
-    _kept: Kept,
-}
-
-#[pymethods]
-impl DispatchInput {
-    #[new]
-    #[pyo3(signature = (
-        x, topk_ids, topk_weights=None, input_scale=None, tokens_on_device=None, x_scales=None
-    ))]
-    fn new(
-        x: &Bound<'_, Tensor>,
-        topk_ids: &Bound<'_, Tensor>,
-        topk_weights: Option<&Bound<'_, Tensor>>,
-        input_scale: Option<&Bound<'_, Tensor>>,
-        tokens_on_device: Option<&Bound<'_, Tensor>>,
-        x_scales: Option<&Bound<'_, Tensor>>,
-    ) -> PyResult<Self> {
-        let input = ferry::DispatchInput {
-            topk_weights: optional(topk_weights, "topk_weights")?,
-            input_scale: optional(input_scale, "input_scale")?,
-            tokens_on_device: optional(tokens_on_device, "tokens_on_device")?,
-            x_scales: optional(x_scales, "x_scales")?,
-            ..ferry::DispatchInput::new(x.get().of("x")?, topk_ids.get().of("topk_ids")?)
-        };
-        let rest = [topk_weights, input_scale, tokens_on_device, x_scales];
-        Ok(Self {
-            input,
-            _kept: keep([Some(x), Some(topk_ids)].into_iter().chain(rest)),
-        })
-    }
-
-    #[getter]
-    fn wide_ids(&self) -> bool {
-        self.input.topk_ids.data_type == DataType::I64
-    }
-}
-
-/// A rank's outputs of a dispatch.
-#[pyclass(frozen, module = "ferry_ep.core._ferry")]
-pub(crate) struct DispatchOutput {
-    pub(crate) output: ferry::DispatchOutput,
-    _kept: Kept,
-}
-
-#[pymethods]
-impl DispatchOutput {
-    /// `tensors` has a tensor for each layout of `layout_of`, by name.
-    #[new]
-    fn new(
-        plan: &Plan,
-        rows: usize,
-        scale_blocks: usize,
-        wide_ids: bool,
-        tensors: &Bound<'_, PyDict>,
-    ) -> PyResult<Self> {
-        let capacity = Capacity {
-            rows,
-            scale_blocks,
-            wide_ids,
-        };
-        let layout = plan.plan.output_layout(capacity).map_err(errors::from)?;
-        let mut kept = Vec::new();
-        let at = layout.try_map(|of| {
-            let tensor = tensors.as_any().get_item(of.name)?.cast_into::<Tensor>()?;
-            let memory = tensor.get().written(&of)?;
-            kept.push(tensor.unbind());
-            PyResult::Ok(memory)
-        })?;
-        let output = ferry::DispatchOutput::from_addresses(&plan.plan, capacity, &at);
-        Ok(Self {
-            output: output.map_err(errors::from)?,
-            _kept: kept,
-        })
-    }
-}
-
-/// A rank's inputs of a combine.
-#[pyclass(frozen, module = "ferry_ep.core._ferry")]
-pub(crate) struct CombineInput {
-    pub(crate) input: ferry::CombineInput,
-    _kept: Kept,
-}
-
-/// A tensor that may be missing.
-type Maybe<'a, 'py> = Option<&'a Bound<'py, Tensor>>;
-
-#[pymethods]
-impl CombineInput {
-    /// `steps` are `row_scales`, `bias`, `bias2` and `residual`.
-    #[new]
-    fn new(
-        expert_rows: &Bound<'_, Tensor>,
-        topk_weights: Option<&Bound<'_, Tensor>>,
-        row_weights: Option<&Bound<'_, Tensor>>,
-        steps: [Option<Bound<'_, Tensor>>; 4],
-        initial: [Option<Bound<'_, Tensor>>; 2],
-        received_weights: Option<&Bound<'_, Tensor>>,
-    ) -> PyResult<Self> {
-        let [row_scales, bias, bias2, residual] = steps.each_ref().map(Option::as_ref);
-        let initial: [Maybe<'_, '_>; 2] = initial.each_ref().map(Option::as_ref);
-        let steps = CombineSteps {
-            row_scales: optional(row_scales, "row_scales")?,
-            biases: [optional(bias, "bias")?, optional(bias2, "bias2")?],
-            residual: optional(residual, "residual")?,
-        };
-        let epilogue = if steps == CombineSteps::default() {
-            CombineEpilogue::None
-        } else {
-            CombineEpilogue::Steps(steps)
-        };
-        let input = ferry::CombineInput {
-            topk_weights: optional(topk_weights, "topk_weights")?,
-            row_weights: optional(row_weights, "row_weights")?,
-            initial: [
-                optional(initial[0], "initial[0]")?,
-                optional(initial[1], "initial[1]")?,
-            ],
-            received_weights: optional(received_weights, "received_weights")?,
-            epilogue,
-            ..ferry::CombineInput::new(expert_rows.get().of("expert_rows")?)
-        };
-        let of_rows = [
-            Some(expert_rows),
-            topk_weights,
-            row_weights,
-            received_weights,
-        ];
-        let of_tokens = [row_scales, bias, bias2, residual, initial[0], initial[1]];
-        Ok(Self {
-            input,
-            _kept: keep(of_rows.into_iter().chain(of_tokens)),
-        })
-    }
-}
-
-/// A rank's output of a combine: sums `[tokens, hidden]`, with or without the returned weights, or rows that
-/// are not summed, `[tokens, top_k, hidden]`.
-#[pyclass(frozen, module = "ferry_ep.core._ferry")]
-pub(crate) struct CombineOutput {
-    pub(crate) output: ferry::CombineOutput,
-    _kept: Kept,
-}
-
-#[pymethods]
-impl CombineOutput {
-    #[new]
-    #[pyo3(signature = (combined, weights=None))]
-    fn new(combined: &Bound<'_, Tensor>, weights: Option<&Bound<'_, Tensor>>) -> PyResult<Self> {
-        let tensor = combined.get();
-        let output = match (weights, tensor.rank()) {
-            (Some(weights), _) => ferry::CombineOutput::Weighted {
-                combined: tensor.of("combined")?,
-                weights: weights.get().of("weights")?,
-            },
-            (None, 3) => ferry::CombineOutput::Apart(tensor.of("combined")?),
-            (None, _) => ferry::CombineOutput::Summed(tensor.of("combined")?),
-        };
-        Ok(Self {
-            output,
-            _kept: keep([Some(combined), weights]),
-        })
-    }
-}
+use crate::placed::{Given, Places};
+use crate::tensor::{Tensor, Wanted};
 
 /// A call of a round with checked arguments, which it keeps.
 #[pyclass(frozen, module = "ferry_ep.core._ferry")]
 pub(crate) struct Call {
     pub(crate) call: ferry::Call,
-    _kept: (Option<Input>, Option<Output>),
+    _kept: [List<Py<Tensor>>; 2],
 }
 
-#[derive(FromPyObject)]
-enum Input {
-    Dispatch(Py<DispatchInput>),
-    Combine(Py<CombineInput>),
-}
-
-#[derive(FromPyObject)]
-enum Output {
-    Dispatch(Py<DispatchOutput>),
-    Combine(Py<CombineOutput>),
-}
+/// Tensors of a call, or none, in the order of its arguments.
+type List<T> = Vec<Option<T>>;
 
 #[pymethods]
 impl Call {
-    /// `name`: of the function that makes it.
+    /// `name`: of the function that makes it. `inputs` and `outputs` are in the order of `arguments_of`; those
+    /// of a dispatch in that of `layout_of`.
     #[new]
-    #[pyo3(signature = (name, input=None, output=None))]
-    fn new(name: &str, input: Option<Input>, output: Option<Output>) -> PyResult<Self> {
-        use ferry::Call as Of;
-        let call = match (name, &input, &output) {
-            ("dispatch", Some(Input::Dispatch(input)), Some(Output::Dispatch(output))) => {
-                Of::Dispatch(input.get().input, output.get().output)
-            }
-            ("dispatch_async", Some(Input::Dispatch(input)), None) => {
-                Of::DispatchAsync(input.get().input)
-            }
-            ("dispatch_counts", None, None) => Of::DispatchCounts,
-            ("dispatch_wait", None, Some(Output::Dispatch(output))) => {
-                Of::DispatchWait(output.get().output)
-            }
-            ("combine", Some(Input::Combine(input)), Some(Output::Combine(output))) => {
-                Of::Combine(input.get().input, output.get().output)
-            }
-            ("combine_async", Some(Input::Combine(input)), Some(Output::Combine(output))) => {
-                Of::CombineAsync(input.get().input, output.get().output)
-            }
-            ("combine_wait", None, None) => Of::CombineWait,
-            ("give_up", None, None) => Of::GiveUp,
-            _ => {
-                let text = format!("no call {name} takes these arguments");
-                return Err(errors::raise("ArgumentError", text));
-            }
-        };
+    #[pyo3(signature = (communicator, name, inputs=Vec::new(), outputs=Vec::new()))]
+    fn new(
+        communicator: &Communicator,
+        name: &str,
+        inputs: List<Py<Tensor>>,
+        outputs: List<Py<Tensor>>,
+    ) -> PyResult<Self> {
+        let read = |(name, _): Wanted, tensor: &Py<Tensor>| tensor.get().any(name);
+        let given = Tensors::of(&inputs, &outputs, None, &read);
+        let call = given.call(communicator, name)?;
+        if let ferry::Call::Dispatch(_, output) | ferry::Call::DispatchWait(output) = &call {
+            let plan = &communicator.plan.get().plan;
+            output.fits(plan).map_err(errors::from)?;
+        }
         Ok(Self {
             call,
-            _kept: (input, output),
+            _kept: [inputs, outputs],
         })
     }
 }
 
-fn keep<'a, 'py: 'a>(given: impl IntoIterator<Item = Option<&'a Bound<'py, Tensor>>>) -> Kept {
-    let given = given.into_iter().flatten();
-    given.map(|tensor| tensor.clone().unbind()).collect()
+/// Name and type of each input of a call, and whether it has to be there.
+#[pyfunction]
+pub(crate) fn arguments_of(
+    name: &str,
+    format: &str,
+    is_encoded: bool,
+) -> PyResult<Vec<(&'static str, &'static str, bool)>> {
+    let format: TokenFormat = format
+        .parse()
+        .map_err(|unknown: ferry::layout::UnknownName| {
+            errors::raise("ArgumentError", unknown.to_string())
+        })?;
+    let table: &'static [Argument] = match name {
+        "dispatch" | "dispatch_async" => DispatchInput::ARGUMENTS,
+        "combine" | "combine_async" => CombineInput::ARGUMENTS,
+        _ => &[],
+    };
+    let row = |argument: &Argument| {
+        let data_type = argument.data_type(format, is_encoded).name();
+        // Python has an argument for each bias.
+        let name = match argument.name {
+            "biases[0]" => "bias",
+            "biases[1]" => "bias2",
+            name => name,
+        };
+        (name, data_type, argument.is_required)
+    };
+    Ok(table.iter().map(row).collect())
+}
+
+/// Tensors of a call.
+pub(crate) struct Tensors<'a, T> {
+    inputs: Given<'a, T>,
+    outputs: Given<'a, T>,
+    /// Where the outputs of a dispatch are in `outputs`, unless each is one.
+    places: Option<&'a Places>,
+}
+
+impl<'a, T> Tensors<'a, T> {
+    /// Tensors in the order of the call's arguments, and what reads one of them.
+    pub(crate) fn of(
+        inputs: &'a [Option<T>],
+        outputs: &'a [Option<T>],
+        places: Option<&'a Places>,
+        read: &'a dyn Fn(Wanted, &T) -> PyResult<AnyTensor>,
+    ) -> Self {
+        let of = |tensors| Given { tensors, read };
+        Self {
+            inputs: of(inputs),
+            outputs: of(outputs),
+            places,
+        }
+    }
+
+    /// The call of this name.
+    pub(crate) fn call(&self, communicator: &Communicator, name: &str) -> PyResult<ferry::Call> {
+        use ferry::Call as Of;
+        let sent = || self.sent(communicator);
+        let rows = || self.rows(communicator);
+        let answers = || self.answers(communicator);
+        let [sends, fills] =
+            [&self.inputs, &self.outputs].map(|given| given.tensors.iter().any(Option::is_some));
+        Ok(match name {
+            "dispatch" => Of::Dispatch(sent()?, rows()?),
+            "dispatch_async" if !fills || self.places.is_some() => Of::DispatchAsync(sent()?),
+            "dispatch_counts" if !sends && !fills => Of::DispatchCounts,
+            "dispatch_wait" if !sends => Of::DispatchWait(rows()?),
+            "combine" => answers().map(|(input, output)| Of::Combine(input, output))?,
+            "combine_async" => answers().map(|(input, output)| Of::CombineAsync(input, output))?,
+            "combine_wait" if !sends && !fills => Of::CombineWait,
+            "give_up" if !sends && !fills => Of::GiveUp,
+            _ => {
+                let text = format!("no call {name} takes these arguments");
+                return Err(errors::raise("ArgumentError", text));
+            }
+        })
+    }
+
+    fn sent(&self, communicator: &Communicator) -> PyResult<DispatchInput> {
+        let mut given = table(DispatchInput::ARGUMENTS, &self.inputs, communicator)?;
+        if let (Some(places), Some(kept_ids)) = (self.places, given.last_mut()) {
+            *kept_ids = self.outputs.kept_ids(places)?;
+        }
+        DispatchInput::of(given).map_err(errors::from_any)
+    }
+
+    fn rows(&self, communicator: &Communicator) -> PyResult<DispatchOutput> {
+        let given = self.outputs.outputs(&communicator.outputs, self.places)?;
+        DispatchOutput::of(&communicator.plan.get().plan, &given).map_err(errors::from_any)
+    }
+
+    fn answers(&self, communicator: &Communicator) -> PyResult<(CombineInput, CombineOutput)> {
+        let given = table(CombineInput::ARGUMENTS, &self.inputs, communicator)?;
+        let sums = table(CombineOutput::ARGUMENTS, &self.outputs, communicator)?;
+        let input = CombineInput::of(given).map_err(errors::from_any)?;
+        Ok((input, CombineOutput::of(sums).map_err(errors::from_any)?))
+    }
+}
+
+/// The tensors of a table's arguments. Those that a shorter list does not have are missing.
+fn table<T, const N: usize>(
+    table: &[Argument; N],
+    given: &Given<'_, T>,
+    communicator: &Communicator,
+) -> PyResult<[Option<AnyTensor>; N]> {
+    if given.tensors.len() > N {
+        let count = given.tensors.len();
+        let text = format!("{count} tensors were given, and there are {N} arguments");
+        return Err(errors::raise("ArgumentError", text));
+    }
+    let format = communicator.plan.get().plan.config().format;
+    let pairs = || table.iter().zip(given.tensors);
+    let is_encoded = pairs().any(|(of, tensor)| of.is_scales() && tensor.is_some());
+    let mut tensors = [None; N];
+    for (place, (of, tensor)) in tensors.iter_mut().zip(pairs()) {
+        let wanted = (of.name, of.data_type(format, is_encoded));
+        *place = (tensor.as_ref())
+            .map(|tensor| (given.read)(wanted, tensor))
+            .transpose()?;
+    }
+    Ok(tensors)
+}
+
+/// Blocks of rows that follow one another without gaps, as rows.
+pub(crate) fn flat(tensor: AnyTensor) -> AnyTensor {
+    let (&[blocks, rows, columns], &[block, row, column]) = (tensor.dims(), tensor.strides())
+    else {
+        return tensor;
+    };
+    // A stride of a dimension of one element says nothing.
+    let stride = if rows == 1 { block } else { row };
+    if blocks != 1 && block != rows.saturating_mul(stride) {
+        return tensor;
+    }
+    let dims = [blocks.saturating_mul(rows), columns];
+    let strides = [stride, column];
+    AnyTensor::new(tensor.at(), tensor.data_type(), &dims, Some(&strides)).unwrap_or(tensor)
 }

@@ -5,23 +5,28 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::{Capacity, DataType, Device, Rank, ReceivedCounts, Round, Stream, Tensor};
+use ferry::{
+    Capacity, DataType, Device, DispatchTensors, Rank, ReceivedCounts, Round, Stream, Tensor,
+};
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::fault::Fault;
 use crate::group::{Group, device_name};
 use crate::interrupt;
-use crate::outputs::Outputs;
 use crate::plan::Plan;
 use crate::process::Own;
 use crate::scalars;
+use crate::tensor::Wanted;
 
 /// Time between two looks for a signal of a thread that waits for counts.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Time for which a thread that waits for counts leaves its core to nobody: they mostly come within some tens
 /// of microseconds, which is less than the shortest sleep.
 const SPIN: Duration = Duration::from_millis(1);
+
+/// Name and type of each output that a plan has.
+pub(crate) type Outputs = DispatchTensors<Wanted>;
 
 /// One rank's end.
 #[pyclass(frozen, module = "ferry_ep.core._ferry")]

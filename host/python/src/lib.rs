@@ -20,7 +20,6 @@ mod links;
 mod memory;
 mod messages;
 mod operators;
-mod outputs;
 mod placed;
 mod plan;
 mod prepared;
@@ -37,7 +36,7 @@ mod _ferry {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::arguments::{Call, CombineInput, CombineOutput, DispatchInput, DispatchOutput};
+    use super::arguments::{Call, arguments_of};
     #[pymodule_export]
     use super::arrays::{describe, element_named};
     #[pymodule_export]

@@ -1,13 +1,12 @@
 //! Outputs of dispatches in tensors, of which callers see some, and one has all others.
 
-use ferry::{Capacity, DataType, DispatchOutput, DispatchTensors, Tensor};
+use ferry::{AnyTensor, Capacity, DataType, DispatchTensors};
 use pyo3::prelude::*;
 
-use crate::communicator::Communicator;
+use crate::communicator::Outputs;
 use crate::errors;
-use crate::outputs::placed;
 use crate::plan::Plan;
-use crate::reader::{Given, Reader};
+use crate::tensor::Wanted;
 
 /// Name of the ids that a dispatch keeps, which are no output.
 const KEPT_IDS: &str = "kept_ids";
@@ -106,79 +105,55 @@ impl Place {
     }
 }
 
-impl Communicator {
-    /// The outputs in these tensors: at `places`, or each output in one, in order.
-    pub(crate) fn output_in(
+/// Tensors as they were given, and what reads one of them.
+pub(crate) struct Given<'a, T> {
+    pub(crate) tensors: &'a [Option<T>],
+    pub(crate) read: &'a dyn Fn(Wanted, &T) -> PyResult<AnyTensor>,
+}
+
+impl<T> Given<'_, T> {
+    /// The outputs of a plan: at their places, or each output in a tensor, in order.
+    pub(crate) fn outputs(
         &self,
-        reader: &Reader,
+        outputs: &Outputs,
         places: Option<&Places>,
-        tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<DispatchOutput> {
-        let given = match places {
-            Some(places) => self.parts(reader, places, tensors)?,
-            None => self.each(reader, tensors)?,
-        };
-        placed(&self.plan.get().plan, &given)
-    }
-
-    /// Memory in these tensors for the ids that a dispatch keeps.
-    pub(crate) fn kept_in(
-        &self,
-        reader: &Reader,
-        places: &Places,
-        tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<Option<Tensor<2>>> {
-        let place = places.kept_ids.as_ref();
-        place
-            .map(|place| self.part(reader, KEPT_IDS, place, tensors)?.of())
-            .transpose()
-    }
-
-    /// Each output in a tensor.
-    fn each(
-        &self,
-        reader: &Reader,
-        tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<DispatchTensors<Given>> {
-        let (given, count) = (tensors.len(), self.outputs.iter().count());
+    ) -> PyResult<DispatchTensors<AnyTensor>> {
+        if let Some(places) = places {
+            let mut places = places.outputs.iter();
+            return outputs.try_map(|(name, _)| {
+                let place = places.next().and_then(Option::as_ref);
+                self.part(name, place.ok_or_else(|| misplaced(name))?)
+            });
+        }
+        let (given, count) = (self.tensors.len(), outputs.iter().count());
         if given != count {
             let text = format!("{given} outputs were given, and there are {count}");
             return Err(errors::raise("ArgumentError", text));
         }
-        let mut tensors = tensors.iter();
-        self.outputs.try_map(|of| {
-            let tensor = tensors.next().ok_or_else(|| misplaced(of.0))?;
-            reader.read(of, tensor, self.ordinal)
-        })
+        let mut tensors = self.tensors.iter().flatten();
+        outputs.try_map(|of| (self.read)(of, tensors.next().ok_or_else(|| misplaced(of.0))?))
     }
 
-    /// Outputs that are parts of tensors.
-    fn parts(
-        &self,
-        reader: &Reader,
-        places: &Places,
-        tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<DispatchTensors<Given>> {
-        let mut places = places.outputs.iter();
-        self.outputs.try_map(|(name, _)| {
-            let place = places.next().and_then(Option::as_ref);
-            self.part(reader, name, place.ok_or_else(|| misplaced(name))?, tensors)
-        })
+    /// Memory for the ids that a dispatch keeps.
+    pub(crate) fn kept_ids(&self, places: &Places) -> PyResult<Option<AnyTensor>> {
+        let place = places.kept_ids.as_ref();
+        place.map(|place| self.part(KEPT_IDS, place)).transpose()
     }
 
-    /// The part of a tensor at a place.
-    fn part(
-        &self,
-        reader: &Reader,
-        name: &'static str,
-        place: &Place,
-        tensors: &[Bound<'_, PyAny>],
-    ) -> PyResult<Given> {
-        let argument = (name, place.data_type);
-        let tensor = tensors.get(place.tensor).ok_or_else(|| misplaced(name))?;
-        let whole = reader.read(argument, tensor, self.ordinal)?;
-        let part = whole.part(argument, place.offset, &place.shape);
-        part.ok_or_else(|| misplaced(name))
+    /// The part of a tensor at a place, which has elements of that type, or i64, which hold any.
+    fn part(&self, name: &'static str, place: &Place) -> PyResult<AnyTensor> {
+        let whole = self.tensors.get(place.tensor).and_then(Option::as_ref);
+        let whole = (self.read)(
+            (name, place.data_type),
+            whole.ok_or_else(|| misplaced(name))?,
+        )?;
+        let is_type = [place.data_type, DataType::I64].contains(&whole.data_type());
+        let end = place.offset.checked_add(place.bytes());
+        if !is_type || end.is_none_or(|end| end > whole.at().bytes()) {
+            return Err(misplaced(name));
+        }
+        let at = whole.at().plus(place.offset);
+        AnyTensor::new(at, place.data_type, &place.shape, None).ok_or_else(|| misplaced(name))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Calls with arguments that were checked once, in which a hot path passes integers alone.
 
-use ferry::{Call, CombineOutput, DevicePtr};
+use ferry::{CombineOutput, DevicePtr, Tensor};
 use pyo3::prelude::*;
 
-use crate::arguments;
+use crate::arguments::Call;
 use crate::communicator::{Communicator, handle};
 use crate::scalars;
 
@@ -11,26 +11,14 @@ use crate::scalars;
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct PreparedDispatch {
     communicator: Py<Communicator>,
-    input: ferry::DispatchInput,
-    output: ferry::DispatchOutput,
-    /// Keeps the tensors alive.
-    _kept: (Py<arguments::DispatchInput>, Py<arguments::DispatchOutput>),
+    call: Py<Call>,
 }
 
 #[pymethods]
 impl PreparedDispatch {
     #[new]
-    fn new(
-        communicator: Py<Communicator>,
-        input: Py<arguments::DispatchInput>,
-        output: Py<arguments::DispatchOutput>,
-    ) -> Self {
-        Self {
-            communicator,
-            input: input.get().input,
-            output: output.get().output,
-            _kept: (input, output),
-        }
+    fn new(communicator: Py<Communicator>, call: Py<Call>) -> Self {
+        Self { communicator, call }
     }
 
     /// Enqueues it. An address of 0 is the prepared one. Errors are those of a dispatch.
@@ -43,13 +31,14 @@ impl PreparedDispatch {
         #[pyo3(from_py_with = scalars::topk_ids)] topk_ids: u64,
         #[pyo3(from_py_with = scalars::topk_weights)] topk_weights: u64,
     ) -> PyResult<()> {
-        let mut input = self.input;
-        input.x.at = moved(input.x.at, x);
-        input.topk_ids.at = moved(input.topk_ids.at, topk_ids);
-        if let Some(weights) = &mut input.topk_weights {
-            weights.at = moved(weights.at, topk_weights);
+        let mut call = self.call.get().call;
+        if let ferry::Call::Dispatch(input, _) = &mut call {
+            input.x.at = moved(input.x.at, x);
+            input.topk_ids.at = moved(input.topk_ids.at, topk_ids);
+            if let Some(weights) = &mut input.topk_weights {
+                weights.at = moved(weights.at, topk_weights);
+            }
         }
-        let call = Call::Dispatch(input, self.output);
         (self.communicator.get()).enqueue(py, handle(stream), &call)
     }
 }
@@ -58,26 +47,14 @@ impl PreparedDispatch {
 #[pyclass(frozen, module = "ferry_ep")]
 pub(crate) struct PreparedCombine {
     communicator: Py<Communicator>,
-    input: ferry::CombineInput,
-    output: CombineOutput,
-    /// Keeps the tensors alive.
-    _kept: (Py<arguments::CombineInput>, Py<arguments::CombineOutput>),
+    call: Py<Call>,
 }
 
 #[pymethods]
 impl PreparedCombine {
     #[new]
-    fn new(
-        communicator: Py<Communicator>,
-        input: Py<arguments::CombineInput>,
-        output: Py<arguments::CombineOutput>,
-    ) -> Self {
-        Self {
-            communicator,
-            input: input.get().input,
-            output: output.get().output,
-            _kept: (input, output),
-        }
+    fn new(communicator: Py<Communicator>, call: Py<Call>) -> Self {
+        Self { communicator, call }
     }
 
     /// Enqueues it. An address of 0 is the prepared one. Errors are those of a combine.
@@ -91,23 +68,24 @@ impl PreparedCombine {
         #[pyo3(from_py_with = scalars::received_weights)] received_weights: u64,
         #[pyo3(from_py_with = scalars::weights)] weights: u64,
     ) -> PyResult<()> {
-        let (mut input, mut output) = (self.input, self.output);
-        input.expert_rows.at = moved(input.expert_rows.at, expert_rows);
-        if let Some(given) = &mut input.received_weights {
-            given.at = moved(given.at, received_weights);
-        }
-        match &mut output {
-            CombineOutput::Summed(tensor) => tensor.at = moved(tensor.at, combined),
-            CombineOutput::Weighted {
-                combined: tensor,
-                weights: returned,
-            } => {
-                tensor.at = moved(tensor.at, combined);
-                returned.at = moved(returned.at, weights);
+        let mut call = self.call.get().call;
+        if let ferry::Call::Combine(input, output) = &mut call {
+            input.expert_rows.at = moved(input.expert_rows.at, expert_rows);
+            if let Some(given) = &mut input.received_weights {
+                given.at = moved(given.at, received_weights);
             }
-            CombineOutput::Apart(tensor) => tensor.at = moved(tensor.at, combined),
+            match output {
+                CombineOutput::Summed(Tensor { at, .. }) => *at = moved(*at, combined),
+                CombineOutput::Apart(Tensor { at, .. }) => *at = moved(*at, combined),
+                CombineOutput::Weighted {
+                    combined: tensor,
+                    weights: returned,
+                } => {
+                    tensor.at = moved(tensor.at, combined);
+                    returned.at = moved(returned.at, weights);
+                }
+            }
         }
-        let call = Call::Combine(input, output);
         (self.communicator.get()).enqueue(py, handle(stream), &call)
     }
 }

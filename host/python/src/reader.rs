@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use ferry::{DataType, DevicePtr, Stream};
+use ferry::{AnyTensor, DataType, DevicePtr, Stream};
 use pyo3::ffi::PyObject;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyTuple, PyType};
 use crate::dlpack::{DlTensor, MAJOR};
 use crate::errors;
 use crate::storages;
-use crate::tensor::extent;
+use crate::tensor::{Wanted, dense, extent};
 
 /// Name of the attribute of a class, and of the capsule in it (dlpack.h, `DLPackExchangeAPI`).
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
@@ -38,9 +38,6 @@ struct Functions {
 type Read = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
 /// `DLPackCurrentWorkStream`.
 type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
-
-/// Name of an argument, and the type that its elements are to have.
-pub(crate) type Argument = (&'static str, DataType);
 
 /// Reads the tensors of a class, and the current stream of its library.
 #[pyclass(frozen, module = "ferry_ep.core._ferry")]
@@ -189,10 +186,10 @@ impl Reader {
     /// Reads an argument on a CUDA device.
     pub(crate) fn read(
         &self,
-        argument: Argument,
+        argument: Wanted,
         value: &Bound<'_, PyAny>,
         device: i32,
-    ) -> PyResult<Given> {
+    ) -> PyResult<AnyTensor> {
         let (name, wanted) = argument;
         if !is_really(value, self.class.bind(value.py())) {
             let given = value.get_type().name()?.to_string();
@@ -235,13 +232,8 @@ impl Reader {
             let wanted = format!("at most {MOST_DIMENSIONS} dimensions");
             return Err(errors::tensor(name, &wanted, &read.ndim.to_string()));
         };
-        Ok(Given {
-            name,
-            wanted,
-            address: read.data.addr() as u64 + read.byte_offset,
-            data_type,
-            sizes,
-        })
+        let address = read.data.addr() as u64 + read.byte_offset;
+        Ok(sizes.tensor(address, data_type, wanted))
     }
 }
 
@@ -307,119 +299,34 @@ impl Sizes {
             ..Self::EMPTY
         };
         // Without strides the tensor has no gaps (dlpack.h).
-        sizes.strides = if read.strides.is_null() {
-            sizes.without_gaps()
+        if read.strides.is_null() {
+            sizes.strides[..rank].copy_from_slice(&dense(&sizes.dims[..rank]));
         } else {
-            numbers(read.strides)
-        };
+            sizes.strides = numbers(read.strides);
+        }
         Some(sizes)
     }
 
-    /// Strides of a tensor of this shape without gaps.
-    fn without_gaps(&self) -> [usize; MOST_DIMENSIONS] {
-        let mut strides = [0; MOST_DIMENSIONS];
-        let mut next = 1_usize;
-        for at in (0..self.rank).rev() {
-            strides[at] = next;
-            next = next.saturating_mul(self.dims[at]);
-        }
-        strides
-    }
-}
-
-/// A tensor of a library, for the argument `name`.
-pub(crate) struct Given {
-    name: &'static str,
-    wanted: DataType,
-    address: u64,
-    data_type: DataType,
-    sizes: Sizes,
-}
-
-impl Given {
-    /// Number of dimensions.
-    pub(crate) const fn rank(&self) -> usize {
-        self.sizes.rank
-    }
-
-    /// Rows for a call. Blocks of rows that follow one another without gaps are rows, too.
-    pub(crate) fn rows(mut self) -> PyResult<ferry::Tensor<2>> {
-        let Sizes {
-            dims,
-            strides,
-            rank,
-        } = &mut self.sizes;
-        // A stride of a dimension of one element says nothing.
-        let stride = if dims[1] == 1 { strides[0] } else { strides[1] };
-        let is_dense = dims[0] == 1 || strides[0] == dims[1].saturating_mul(stride);
-        if *rank == 3 && is_dense {
-            (dims[0], dims[1]) = (dims[0].saturating_mul(dims[1]), dims[2]);
-            (strides[0], strides[1]) = (stride, strides[2]);
-            *rank = 2;
-        }
-        self.of()
-    }
-
-    /// An output without gaps in this tensor, `offset` bytes behind its beginning; nothing if it ends
-    /// outside, or has elements of another type, unless this tensor's are i64, which hold any.
-    pub(crate) fn part(&self, of: Argument, offset: u64, shape: &[usize]) -> Option<Self> {
-        let (name, data_type) = of;
-        let mut sizes = Sizes::EMPTY;
-        sizes.rank = shape.len();
-        sizes.dims.get_mut(..sizes.rank)?.copy_from_slice(shape);
-        sizes.strides = sizes.without_gaps();
-        let bytes = |sizes: &Sizes, data_type| {
-            extent(
-                &sizes.dims[..sizes.rank],
-                &sizes.strides[..sizes.rank],
-                data_type,
-            )
-        };
-        let end = offset.checked_add(bytes(&sizes, data_type))?;
-        let is_type = [data_type, DataType::I64].contains(&self.data_type);
-        (is_type && end <= bytes(&self.sizes, self.data_type)).then(|| Self {
-            name,
-            wanted: data_type,
-            address: self.address + offset,
-            data_type,
-            sizes,
-        })
-    }
-
     /// The tensor for a call. Bits of the same size are taken for elements that libraries have no name for.
-    pub(crate) fn of<const N: usize>(&self) -> PyResult<ferry::Tensor<N>> {
-        let Sizes { dims, strides, .. } = &self.sizes;
-        if self.rank() != N {
-            let given = format!("shape {:?}", &dims[..self.rank()]);
-            return Err(errors::tensor(
-                self.name,
-                &format!("{N} dimensions"),
-                &given,
-            ));
-        }
-        let mut dims: [usize; N] = std::array::from_fn(|at| dims[at]);
-        let mut strides: [usize; N] = std::array::from_fn(|at| strides[at]);
-        let data_type = match (self.wanted, self.data_type) {
+    fn tensor(mut self, address: u64, given: DataType, wanted: DataType) -> AnyTensor {
+        let rank = self.rank;
+        let data_type = match (wanted, given) {
             (DataType::U32, DataType::I32) => DataType::U32,
             // Pairs of elements.
-            (DataType::E2m1, DataType::U8) if strides[N - 1] == 1 => {
-                dims[N - 1] = dims[N - 1].saturating_mul(2);
-                for stride in &mut strides[..N - 1] {
+            (DataType::E2m1, DataType::U8) if rank > 0 && self.strides[rank - 1] == 1 => {
+                self.dims[rank - 1] = self.dims[rank - 1].saturating_mul(2);
+                for stride in &mut self.strides[..rank - 1] {
                     *stride = stride.saturating_mul(2);
                 }
                 DataType::E2m1
             }
             (_, given) => given,
         };
+        let (dims, strides) = (&self.dims[..rank], &self.strides[..rank]);
         // SAFETY: the library's tensor has memory for these elements on its device, and keeps it until the
         // stream has passed the kernel; who gives memory for ids, until the round has ended.
-        let at = unsafe { DevicePtr::new(self.address, extent(&dims, &strides, data_type)) };
-        Ok(ferry::Tensor {
-            at,
-            data_type,
-            dims,
-            strides,
-        })
+        let at = unsafe { DevicePtr::new(address, extent(dims, strides, data_type)) };
+        AnyTensor::new(at, data_type, dims, Some(strides)).expect("at most 5 dimensions")
     }
 }
 

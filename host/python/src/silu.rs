@@ -1,11 +1,11 @@
 //! The fused SiLU.
 
-use ferry::{Activation, FusedSilu, ScaleLayout, ScaleTensor, TokenFormat};
+use ferry::{Activation, AnyTensor, FusedSilu, ScaleTensor, TokenFormat};
 use pyo3::prelude::*;
 
 use crate::communicator::{Communicator, handle};
 use crate::errors;
-use crate::tensor::{Tensor, optional};
+use crate::tensor::{Tensor, any};
 
 #[pymethods]
 impl Communicator {
@@ -48,35 +48,18 @@ impl Communicator {
                 None => Activation::Silu,
             },
             format,
-            input_scales: optional(input_scales, "input_scales")?,
+            input_scales: AnyTensor::optional("input_scales", any(input_scales, "input_scales")?)
+                .map_err(errors::from_any)?,
             output: output.get().of("output")?,
-            scales: scale_tensor(format, scales, scale_offsets)?,
+            scales: ScaleTensor::of(
+                format,
+                any(scales, "scales")?,
+                any(scale_offsets, "scale_offsets")?,
+            )
+            .map_err(errors::from_any)?,
         };
         let device = self.device_of()?;
         let launched = py.detach(|| device.fused_silu(handle(stream), &silu, max_sms));
         launched.map_err(errors::from)
     }
-}
-
-/// Returns the scales for a format, or `None` if none are given. Fails if tiled scales come without
-/// `offsets`, which are ignored in other layouts. The library refuses scales that the format does not have.
-fn scale_tensor(
-    format: TokenFormat,
-    scales: Option<&Bound<'_, Tensor>>,
-    offsets: Option<&Bound<'_, Tensor>>,
-) -> PyResult<Option<ScaleTensor>> {
-    let Some(scales) = scales.map(|scales| scales.get()) else {
-        return Ok(None);
-    };
-    Ok(Some(match (format.scale_layout(), offsets) {
-        (Some(ScaleLayout::Tiled), Some(offsets)) => ScaleTensor::Tiled {
-            scales: scales.of("scales")?,
-            offsets: offsets.get().of("scale_offsets")?,
-        },
-        (Some(ScaleLayout::Tiled), None) => {
-            return Err(errors::tensor("scale_offsets", "a tensor", "none"));
-        }
-        (Some(ScaleLayout::RowMajor), _) => ScaleTensor::RowMajor(scales.of("scales")?),
-        (None, _) => ScaleTensor::Transposed(scales.of("scales")?),
-    }))
 }

@@ -1,10 +1,13 @@
 //! Tensors: an address, a type, sizes and strides.
 
-use ferry::{DataType, DevicePtr, TensorLayout};
+use ferry::{AnyTensor, DataType, DevicePtr};
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::scalars;
+
+/// Name of an argument, and the type that its elements are to have.
+pub(crate) type Wanted = (&'static str, DataType);
 
 const TYPES: [DataType; 11] = [
     DataType::Bf16,
@@ -131,48 +134,23 @@ impl Tensor {
         unsafe { DevicePtr::new(self.address, self.nbytes()) }
     }
 
-    /// The memory of an output, which has elements of its type, without gaps.
-    pub(crate) fn written(&self, of: &TensorLayout) -> PyResult<DevicePtr> {
-        if !of.data_type.takes(self.data_type) {
-            let wanted = format!("elements of {}", of.data_type);
-            return Err(errors::tensor(of.name, &wanted, self.data_type.name()));
-        }
-        let dense = dense(&self.dims);
-        let mut sizes = self.dims.iter().zip(self.strides.iter().zip(&dense));
-        let is_dense = sizes.all(|(&dim, (given, wanted))| dim == 1 || given == wanted);
-        if !is_dense && !self.dims.contains(&0) {
-            let wanted = format!("strides {dense:?}, in elements: make it contiguous");
-            let given = format!("{:?} (shape {:?})", self.strides, self.dims);
-            return Err(errors::tensor(of.name, &wanted, &given));
-        }
-        Ok(self.memory())
-    }
-
-    /// Number of dimensions.
-    pub(crate) fn rank(&self) -> usize {
-        self.dims.len()
-    }
-
     /// The tensor for a call, whose argument is `name`.
-    pub(crate) fn of<const N: usize>(&self, name: &'static str) -> PyResult<ferry::Tensor<N>> {
-        let sizes = (
-            <[usize; N]>::try_from(self.dims.as_slice()),
-            <[usize; N]>::try_from(self.strides.as_slice()),
+    pub(crate) fn any(&self, name: &'static str) -> PyResult<AnyTensor> {
+        let tensor = AnyTensor::new(
+            self.memory(),
+            self.data_type,
+            &self.dims,
+            Some(&self.strides),
         );
-        let (Ok(dims), Ok(strides)) = sizes else {
-            let wanted = format!("{N} dimensions");
-            return Err(errors::tensor(
-                name,
-                &wanted,
-                &format!("shape {:?}", self.dims),
-            ));
-        };
-        Ok(ferry::Tensor {
-            at: self.memory(),
-            data_type: self.data_type,
-            dims,
-            strides,
+        tensor.ok_or_else(|| {
+            let given = format!("shape {:?}", self.dims);
+            errors::tensor(name, "at most 5 dimensions", &given)
         })
+    }
+
+    /// The tensor of `N` dimensions for a call, whose argument is `name`.
+    pub(crate) fn of<const N: usize>(&self, name: &'static str) -> PyResult<ferry::Tensor<N>> {
+        self.any(name)?.of(name).map_err(errors::from_any)
     }
 }
 
@@ -200,10 +178,10 @@ pub(crate) fn dense(dims: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// [`Tensor::of`] for an argument that may be missing.
-pub(crate) fn optional<const N: usize>(
+/// [`Tensor::any`] for an argument that may be missing.
+pub(crate) fn any(
     given: Option<&Bound<'_, Tensor>>,
     name: &'static str,
-) -> PyResult<Option<ferry::Tensor<N>>> {
-    given.map(|tensor| tensor.get().of(name)).transpose()
+) -> PyResult<Option<AnyTensor>> {
+    given.map(|tensor| tensor.get().any(name)).transpose()
 }

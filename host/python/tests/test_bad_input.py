@@ -185,8 +185,17 @@ def test_calls_together_are_of_one_kind(of):
     with pytest.raises(ferry.ArgumentError, match="rank 1 is dispatch_async, and that of the first rank is"):
         of.ranks.together(calls)
     assert [rank.round for rank in of.ranks] == ["idle", "idle"]
-    with pytest.raises(ferry.ArgumentError, match="no call dispatch takes these arguments"):
-        _ferry.Call("dispatch")
+    native = of.ranks[0]._end.native
+    with pytest.raises(ferry.ArgumentError, match="no call combine_all takes these arguments"):
+        _ferry.Call(native, "combine_all")
+    x, _ = _ferry.describe("x", x[0], "bf16")
+    for name in ("dispatch_counts", "dispatch_wait", "combine_wait", "give_up"):
+        with pytest.raises(ferry.ArgumentError, match=f"no call {name} takes these arguments"):
+            _ferry.Call(native, name, [x])
+    with pytest.raises(ferry.ArgumentError, match="8 tensors were given, and there are 7 arguments"):
+        _ferry.Call(native, "dispatch", [x] * 8)
+    with pytest.raises(ferry.TensorError, match="tensor topk_ids: wanted 2 dimensions, given none"):
+        _ferry.Call(native, "dispatch", [x])
 
 
 def test_names_of_data_types(of):

@@ -114,7 +114,7 @@ def test_the_native_reader_refuses_tensors_without_memory(bench, kind):
 
     def refused(match, *inputs):
         with pytest.raises(ferry.TensorError, match=match):
-            rank._end.native.dispatch_tensors(reader, (*inputs, None, None), [], None, True)
+            rank._end.native.enqueue_tensors(reader, "dispatch_async", inputs, [])
 
     refused(r"tensor x: wanted a storage of (640|1280) bytes, for shape .*freed or shrunk", kind(x), ids)
     refused("tensor x: wanted memory of cuda", x, ids)

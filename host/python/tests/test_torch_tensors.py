@@ -20,7 +20,7 @@ def test_objects_that_only_say_that_they_are_tensors_are_refused(bench):
 
     native = bench(2).ranks[0]._end.native
     with pytest.raises(ferry.TensorError, match="tensor x: wanted a tensor of bf16, given Claims"):
-        native.dispatch_tensors(reader, (Claims(), Claims(), None, None), [], None, False)
+        native.enqueue_tensors(reader, "dispatch", (Claims(), Claims()), [])
 
 
 def odd_tensors(device):

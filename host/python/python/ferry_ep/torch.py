@@ -75,8 +75,8 @@ def _dispatch(
     communicator = _communicator(handle)
     end = end_of(communicator)
     if _reader is not None and not end.copies:
-        inputs = (x, topk_ids, topk_weights, None)
-        is_captured = end.native.dispatch_tensors(_reader, inputs, outputs, None, False)
+        inputs = (x, topk_ids, topk_weights)
+        is_captured = end.native.enqueue_tensors(_reader, "dispatch", inputs, outputs)
     else:
         names = end.output_names()
         if len(names) != len(outputs):
@@ -96,8 +96,8 @@ def _combine(
     communicator = _communicator(handle)
     end = end_of(communicator)
     if _reader is not None and not end.copies:
-        answers = (expert_rows, topk_weights, None, None, None)
-        is_captured = end.native.combine_tensors(_reader, answers, (combined, None), False)
+        answers = (expert_rows, topk_weights)
+        is_captured = end.native.enqueue_tensors(_reader, "combine", answers, (combined,))
     else:
         communicator.combine(expert_rows, topk_weights=topk_weights, out=combined)
         is_captured = expert_rows.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -8,9 +8,17 @@ from .config import Config, TensorLayout
 
 __all__ = ["Bootstrap", "Call", "Communicator", "Fault", "Group", "LinkReport", "Places", "Plan"]
 __all__ += ["Reader", "Tensor"]
-__all__ += ["CombineInput", "CombineOutput", "DispatchInput", "DispatchOutput"]
 __all__ += ["PreparedCombine", "PreparedDispatch", "__version__", "has_cuda", "has_nvshmem"]
-__all__ += ["capacity_of", "decode_rows", "describe", "dlpack", "element_named", "format_sizes", "layout_of"]
+__all__ += [
+    "arguments_of",
+    "capacity_of",
+    "decode_rows",
+    "describe",
+    "dlpack",
+    "element_named",
+    "format_sizes",
+    "layout_of",
+]
 __all__ += ["require_numpy_memory", "require_plain", "require_storage"]
 
 __version__: str
@@ -23,11 +31,6 @@ _Ranks = Sequence[Communicator]
 _Numbers = Sequence[int]
 _Pair = tuple[int, int]
 _Strided = tuple[int, str, list[int], list[int]]
-#: Tensors of another library.
-_Sent = tuple[object, object, object | None, object | None]
-_Returned = tuple[object, object | None, object | None, object | None, object | None]
-_Summed = tuple[object, object | None]
-_Made = Sequence[object]
 
 @final
 class Tensor:
@@ -313,57 +316,20 @@ class Plan:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
-class DispatchInput:
-    def __new__(
-        cls,
-        x: Tensor,
-        topk_ids: Tensor,
-        topk_weights: Tensor | None = None,
-        input_scale: Tensor | None = None,
-        tokens_on_device: Tensor | None = None,
-        x_scales: Tensor | None = None,
-    ) -> DispatchInput: ...
-    @property
-    def wide_ids(self) -> bool: ...
-
-@final
-class DispatchOutput:
-    def __new__(
-        cls, plan: Plan, rows: int, scale_blocks: int, wide_ids: bool, tensors: dict[str, Tensor]
-    ) -> DispatchOutput: ...
-
-@final
-class CombineInput:
-    def __new__(
-        cls,
-        expert_rows: Tensor,
-        topk_weights: Tensor | None,
-        row_weights: Tensor | None,
-        steps: Sequence[Tensor | None],
-        initial: Sequence[Tensor | None],
-        received_weights: Tensor | None,
-    ) -> CombineInput: ...
-
-@final
-class CombineOutput:
-    def __new__(cls, combined: Tensor, weights: Tensor | None = None) -> CombineOutput: ...
-
-@final
 class Call:
     def __new__(
         cls,
+        communicator: Communicator,
         name: str,
-        input: DispatchInput | CombineInput | None = None,
-        output: DispatchOutput | CombineOutput | None = None,
+        inputs: Sequence[Tensor | None] = ...,
+        outputs: Sequence[Tensor | None] = ...,
     ) -> Call: ...
 
 @final
 class PreparedDispatch:
     """A dispatch with arguments that were checked once: a function of handles and addresses."""
 
-    def __new__(
-        cls, communicator: Communicator, input: DispatchInput, output: DispatchOutput
-    ) -> PreparedDispatch: ...
+    def __new__(cls, communicator: Communicator, call: Call) -> PreparedDispatch: ...
     def __call__(self, stream: int = 0, x: int = 0, topk_ids: int = 0, topk_weights: int = 0, /) -> None:
         """Enqueues it. An address of 0 is the prepared one. Errors are those of a dispatch."""
 
@@ -371,9 +337,7 @@ class PreparedDispatch:
 class PreparedCombine:
     """A combine with arguments that were checked once: a function of handles and addresses."""
 
-    def __new__(
-        cls, communicator: Communicator, input: CombineInput, output: CombineOutput
-    ) -> PreparedCombine: ...
+    def __new__(cls, communicator: Communicator, call: Call) -> PreparedCombine: ...
     def __call__(
         self,
         stream: int = 0,
@@ -449,12 +413,14 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
         max_sms: int | None = None,
     ) -> None: ...
     def view(self) -> tuple[_Strided, _Strided | None, _Strided | None]: ...
-    def dispatch_tensors(
-        self, reader: Reader, inputs: _Sent, outputs: _Made, places: Places | None, is_half: bool, /
-    ) -> bool: ...
-    def dispatch_wait_tensors(self, reader: Reader, outputs: _Made, places: Places | None, /) -> None: ...
-    def combine_tensors(
-        self, reader: Reader, answers: _Returned, sums: _Summed, is_half: bool, /
+    def enqueue_tensors(
+        self,
+        reader: Reader,
+        name: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        places: Places | None = None,
+        /,
     ) -> bool: ...
     def counts(self) -> tuple[int, int]: ...
     def last(self) -> tuple[int, bool]: ...
@@ -470,6 +436,7 @@ class Communicator:  # ferry_ep.Communicator, which programs use, has the docume
     def upload(self, to: int, from_: int, bytes: int) -> None: ...
     def download(self, from_: int, to: int, bytes: int) -> None: ...
 
+def arguments_of(name: str, format: str, is_encoded: bool) -> list[tuple[str, str, bool]]: ...
 def capacity_of(plan: Plan, capacity: int | str) -> tuple[int, int]: ...
 def layout_of(plan: Plan, rows: int, scale_blocks: int, wide_ids: bool) -> list[TensorLayout]: ...
 def describe(name: str, value: Any, wanted: str, *, written: bool = False) -> tuple[Tensor, str]: ...

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ._ferry import (
-    CombineInput,
-    CombineOutput,
-    DispatchInput,
-    Tensor,
-    capacity_of,
-    describe,
-    format_sizes,
-    layout_of,
-)
-from ._ferry import DispatchOutput as Outputs
+from ._ferry import Tensor, arguments_of, capacity_of, describe, format_sizes, layout_of
 from .end import End, Results
 from .errors import (
     ArgumentError,
@@ -51,6 +42,11 @@ class Sent:
     input_scale: Any = None
     tokens_on_device: Any = None
 
+    def _given(self) -> tuple[Any, ...]:
+        """Returns the inputs in the order of ``arguments_of``."""
+        x, scales = codes_and_scales(self.x)
+        return x, self.topk_ids, self.topk_weights, self.input_scale, self.tokens_on_device, scales
+
 
 @dataclass(eq=False)
 class Answers:
@@ -68,6 +64,22 @@ class Answers:
     out: Any = None
     weights: Any = None
     data_type: str = "bf16"
+
+    def _given(self) -> tuple[Any, ...]:
+        """Returns the inputs in the order of ``arguments_of``."""
+        initial = self.initial if isinstance(self.initial, (tuple, list)) else (self.initial,)
+        if len(initial) > 2:
+            raise refuse("initial", "at most 2 tensors", str(len(initial)))
+        first, second = (*initial, None, None)[:2]
+        steps = self.row_scales, self.bias, self.bias2, self.residual
+        rows, weights = self.expert_rows, (self.topk_weights, self.row_weights)
+        return rows, *weights, *steps, first, second, self.received_weights
+
+
+#: Number of inputs of a dispatch.
+_SENT = 6
+#: Name and type of each input of a call, and whether it has to be there.
+_table = functools.cache(arguments_of)
 
 
 def codes_and_scales(x: Any) -> tuple[Any, Any]:
@@ -141,24 +153,21 @@ class Arguments:
         self.written.append(_Written(name, value, wanted, described, copy))
         return tensor
 
-    def input(self, given: Sent) -> DispatchInput:
-        """Returns the inputs of a dispatch."""
-        (x, scales), format = codes_and_scales(given.x), self.end.plan.config.format
-        return DispatchInput(
-            self.take("x", x, "bf16" if scales is None else elements_of(format)),
-            self.take("topk_ids", given.topk_ids, "i32"),
-            self.maybe("topk_weights", given.topk_weights, "f32"),
-            self.maybe("input_scale", given.input_scale, "f32"),
-            self.maybe("tokens_on_device", given.tokens_on_device, "u32"),
-            self.maybe("x_scales", scales, scales_of(format)),
-        )
+    def inputs(self, name: str, given: tuple[Any, ...]) -> list[Tensor | None]:
+        """Returns the inputs of the call ``name``, which are ``given``."""
+        is_encoded = len(given) == _SENT and given[-1] is not None
+        table = _table(name, self.end.plan.config.format, is_encoded)
+        return [
+            self.take(argument, value, wanted) if is_required else self.maybe(argument, value, wanted)
+            for (argument, wanted, is_required), value in zip(table, given, strict=False)
+        ]
 
-    def outputs(self, out: DispatchOutput) -> Outputs:
+    def outputs(self, out: DispatchOutput) -> list[Tensor | None]:
         """Returns the outputs of a dispatch."""
         if not isinstance(out, DispatchOutput):
             raise refuse("out", "a DispatchOutput", type(out).__name__)
         rows, blocks = whole("out.rows", out.rows), whole("out.scale_blocks", out.scale_blocks)
-        tensors = {}
+        tensors: dict[str, Tensor | None] = {}
         plan = self.end.plan
         wide_ids = out.ids is not None and describe("ids", out.ids, "i32")[0].data_type == "i64"
         for name, data_type, shape, _, _ in layout_of(plan, rows, blocks, wide_ids):
@@ -173,32 +182,12 @@ class Arguments:
             if name not in tensors and getattr(out, name) is not None:
                 config = plan.config
                 raise refuse(name, f"none (format {config.format}, receive {config.receive})", "a tensor")
-        return Outputs(plan, rows, blocks, wide_ids, tensors)
+        return list(tensors.values())
 
-    def answers(self, given: Answers) -> CombineInput:
-        """Returns the inputs of a combine."""
-        initial = given.initial if isinstance(given.initial, (tuple, list)) else [given.initial]
-        if len(initial) > 2:
-            raise refuse("initial", "at most 2 tensors", str(len(initial)))
-        first, second = (*initial, None, None)[:2]
-        return CombineInput(
-            self.take("expert_rows", given.expert_rows, "bf16"),
-            self.maybe("topk_weights", given.topk_weights, "f32"),
-            self.maybe("row_weights", given.row_weights, "f32"),
-            [
-                self.maybe("row_scales", given.row_scales, "f32"),
-                self.maybe("bias", given.bias, "bf16"),
-                self.maybe("bias2", given.bias2, "bf16"),
-                self.maybe("residual", given.residual, "bf16"),
-            ],
-            [self.maybe("initial[0]", first, "bf16"), self.maybe("initial[1]", second, "bf16")],
-            self.maybe("received_weights", given.received_weights, "f32"),
-        )
-
-    def sums(self, out: Any, weights: Any) -> CombineOutput:
-        """Returns the output of a combine."""
+    def sums(self, out: Any, weights: Any) -> list[Tensor | None]:
+        """Returns the results of a combine."""
         returned = None if weights is None else self.give("weights", weights, "f32")
-        return CombineOutput(self.give("combined", out, "bf16"), returned)
+        return [self.give("combined", out, "bf16"), returned]
 
     def silu_output(self, like: Any, format: str) -> SiluOutput:
         """Allocates the outputs of a fused SiLU of ``like``."""
@@ -319,10 +308,10 @@ def result(end: End, given: Answers, stream: int) -> tuple[Any, Any]:
     return out, weights
 
 
-def received(end: End, like: Any, capacity: int | str, wide_ids: bool, stream: int) -> DispatchOutput:
-    """Allocates outputs for a call on ``stream``, whose ids have the type of those sent."""
+def received(end: End, like: Any, capacity: int | str, id_type: str, stream: int) -> DispatchOutput:
+    """Allocates outputs for a call on ``stream``, whose ids have this type."""
     like, _ = codes_and_scales(like)
-    return end.outputs(like, capacity, "i64" if wide_ids else "i32", stream)
+    return end.outputs(like, capacity, id_type, stream)
 
 
 def launch(calls: Sequence[Arguments], native: Callable[..., None], *arguments: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import direct, values
+from . import values
+from ._ferry import Call as NativeCall
 from ._ferry import PreparedCombine, PreparedDispatch
-from .calls import Answers, Arguments, Sent, launch, received
+from .calls import Arguments, launch
 from .errors import ArgumentError, refuse
 from .outputs import DispatchOutput, ReceivedCounts, SiluOutput
 from .rank import Rank
@@ -78,10 +79,6 @@ class Communicator(Rank):
         :class:`ferry_ep.FaultError`, as the call waits, and :class:`ferry_ep.ThreadError` if it would wait
         for a rank of this thread.
         """
-        if input_scale is None and tokens_on_device is None and stream is None:
-            made = direct.dispatch(self._end, x, topk_ids, topk_weights, out, capacity)
-            if made is not None:
-                return made
         call = values.Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out, capacity)
         return self._make(call, stream)
 
@@ -99,9 +96,6 @@ class Communicator(Rank):
 
         Waits for nobody on the host. Tensors and errors are those of :meth:`dispatch`.
         """
-        if input_scale is None and tokens_on_device is None and stream is None:
-            if direct.dispatch_async(self._end, x, topk_ids, topk_weights):
-                return
         self._make(values.DispatchAsync(x, topk_ids, topk_weights, input_scale, tokens_on_device), stream)
 
     def dispatch_counts(self, *, stream: Any = None) -> None:
@@ -139,12 +133,7 @@ class Communicator(Rank):
 
         ``out`` as there; ``None`` allocates like ``like``. Errors are those of :meth:`dispatch`.
         """
-        end = self._end
-        if out is None:
-            out = received(end, like, capacity, end.native.last()[1], end.stream_of(stream))
-        if stream is None and direct.dispatch_wait(end, out) is not None:
-            return out
-        return self._make(values.DispatchWait(out), stream)
+        return self._make(values.DispatchWait(out, like, capacity), stream)
 
     def combine(
         self,
@@ -189,7 +178,7 @@ class Communicator(Rank):
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
         call = values.Combine(expert_rows, topk_weights, *others, out, weights, data_type)
-        return self._combine(call, stream, is_half=False)
+        return self._make(call, stream)
 
     def combine_async(
         self,
@@ -214,12 +203,7 @@ class Communicator(Rank):
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
         call = values.CombineAsync(expert_rows, topk_weights, *others, out, weights, data_type)
-        return self._combine(call, stream, is_half=True)
-
-    def _combine(self, call: values.Combine | values.CombineAsync, stream: Any, *, is_half: bool) -> Any:
-        """Makes a combine, or its first half."""
-        made = direct.combine(self._end, call, is_half=is_half) if stream is None else None
-        return self._make(call, stream) if made is None else made
+        return self._make(call, stream)
 
     def _make(self, call: values.Call, stream: Any) -> Any:
         """Makes a call of this rank, and returns what it returns."""
@@ -255,11 +239,8 @@ class Communicator(Rank):
         stream and for the prepared tensor. Another address is memory of the same type and shape. Scales are
         the prepared ones.
         """
-        call = Arguments(self._end, 0)
-        given = call.input(Sent(x, topk_ids, topk_weights, input_scale, tokens_on_device))
-        output = call.outputs(out)
-        call.require_device_memory()
-        return PreparedDispatch(self._end.native, given, output)
+        call = values.Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out)
+        return PreparedDispatch(self._end.native, self._prepare(call, out))
 
     def prepare_combine(
         self,
@@ -282,11 +263,15 @@ class Communicator(Rank):
         :meth:`prepare_dispatch` does.
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
-        answers = Answers(expert_rows, topk_weights, *others)
-        call = Arguments(self._end, 0)
-        given, output = call.answers(answers), call.sums(out, weights)
-        call.require_device_memory()
-        return PreparedCombine(self._end.native, given, output)
+        call = values.Combine(expert_rows, topk_weights, *others, out, weights)
+        return PreparedCombine(self._end.native, self._prepare(call, (out, weights)))
+
+    def _prepare(self, call: values.Call, written: Any) -> NativeCall:
+        """Returns a call of device memory with checked arguments, which writes these."""
+        own = Arguments(self._end, 0)
+        prepared = values.checked(call, own, own.inputs(call._name, call._given()), written)
+        own.require_device_memory()
+        return prepared
 
     def silu(
         self,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ._ferry import Call as NativeCall
 from ._ferry import Communicator as Native
+from ._ferry import Tensor
 from .calls import Answers, Arguments, Sent, finish, launch, received, result
 from .end import End
 from .outputs import DispatchOutput
+from .tensors import reader_of
 
 __all__ = ["Call", "Combine", "CombineAsync", "CombineWait", "Dispatch", "DispatchAsync"]
-__all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "make"]
+__all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "checked", "make"]
 
 
 @dataclass(eq=False)
@@ -29,10 +32,18 @@ class Call:
     _waits: ClassVar[bool] = False
     _sent: ClassVar[int] = 0
     _returned: ClassVar[int] = 0
+    #: Whether it has tensors.
+    _has_tensors: ClassVar[bool] = False
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        """Returns the call with checked arguments, and what it will return."""
-        return NativeCall(self._name), None
+    def _given(self) -> tuple[Any, ...]:
+        """Returns the inputs in the order of ``arguments_of``."""
+        return ()
+
+    def _written(self, end: End, stream: int, id_type: str) -> Any:
+        """Returns what the call writes: outputs, or sums and weights of a combine. Allocates what was not
+        given. ``id_type``: of ids that are sent.
+        """
+        return None
 
 
 @dataclass(eq=False)
@@ -41,23 +52,17 @@ class Dispatch(Sent, Call):
 
     out: DispatchOutput | None = None
     capacity: int | str = "max"
-    _name, _waits, _sent = "dispatch", True, 1
+    _name, _waits, _sent, _has_tensors = "dispatch", True, 1, True
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        given, out = own.input(self), self.out
-        if out is None:
-            out = received(own.end, self.x, self.capacity, given.wide_ids, own.stream)
-        return NativeCall(self._name, given, own.outputs(out)), out
+    def _written(self, end: End, stream: int, id_type: str) -> Any:
+        return received(end, self.x, self.capacity, id_type, stream) if self.out is None else self.out
 
 
 @dataclass(eq=False)
 class DispatchAsync(Sent, Call):
     """A :meth:`ferry_ep.Communicator.dispatch_async`."""
 
-    _name = "dispatch_async"
-
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        return NativeCall(self._name, own.input(self)), None
+    _name, _has_tensors = "dispatch_async", True
 
 
 @dataclass(eq=False)
@@ -74,23 +79,21 @@ class DispatchWait(Call):
     out: DispatchOutput | None = None
     like: Any = None
     capacity: int | str = "max"
-    _name, _waits = "dispatch_wait", True
+    _name, _waits, _has_tensors = "dispatch_wait", True, True
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        out = self.out
-        if out is None:
-            out = received(own.end, self.like, self.capacity, own.end.native.last()[1], own.stream)
-        return NativeCall(self._name, None, own.outputs(out)), out
+    def _written(self, end: End, stream: int, id_type: str) -> Any:
+        # Of the dispatch, which sent them.
+        id_type = "i64" if end.native.last()[1] else "i32"
+        return received(end, self.like, self.capacity, id_type, stream) if self.out is None else self.out
 
 
 class _Returns(Answers, Call):
     """A combine, or its first half."""
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        own.leaves = not self._waits
-        out, weights = result(own.end, self, own.stream)
-        made = out if weights is None else (out, weights)
-        return NativeCall(self._name, own.answers(self), own.sums(out, weights)), made
+    _has_tensors = True
+
+    def _written(self, end: End, stream: int, id_type: str) -> Any:
+        return result(end, self, stream)
 
 
 @dataclass(eq=False)
@@ -113,10 +116,6 @@ class CombineWait(Call):
 
     _name, _waits = "combine_wait", True
 
-    def _prepare(self, own: Arguments) -> tuple[NativeCall, Any]:
-        own.resume()
-        return NativeCall(self._name), None
-
 
 @dataclass(eq=False)
 class GiveUp(Call):
@@ -127,8 +126,12 @@ class GiveUp(Call):
 
 def make(ends: Sequence[End], calls: Sequence[Call], streams: Sequence[Any]) -> list[Any]:
     """Makes a call on each of these ranks, on all or on none. Returns what each call returns."""
+    if len(calls) == 1 and streams[0] is None:
+        made = _read(ends[0], calls[0])
+        if made is not NotImplemented:
+            return [made]
     owns = [Arguments(end, stream) for end, stream in zip(ends, streams, strict=True)]
-    prepared = [call._prepare(own) for call, own in zip(calls, owns, strict=True)]
+    prepared = [_described(call, own) for call, own in zip(calls, owns, strict=True)]
     for call, own in zip(calls, owns, strict=True):
         if call._waits and own.copies:
             own.end.require_peers(ends, sent=call._sent, returned=call._returned)
@@ -137,4 +140,75 @@ def make(ends: Sequence[End], calls: Sequence[Call], streams: Sequence[Any]) -> 
         own.enqueued()
     if calls[0]._waits:
         finish(owns)
-    return [made for _, made in prepared]
+    return [_returned(call, written) for call, (_, written) in zip(calls, prepared, strict=True)]
+
+
+def checked(call: Call, own: Arguments, inputs: list[Tensor | None], written: Any) -> NativeCall:
+    """Returns the call with described inputs that writes these arrays."""
+    outputs: list[Tensor | None] = []
+    if isinstance(call, Answers):
+        outputs = own.sums(*written)
+    elif call._waits and call._has_tensors:
+        outputs = own.outputs(written)
+    return NativeCall(own.end.native, call._name, inputs, outputs)
+
+
+def _described(call: Call, own: Arguments) -> tuple[NativeCall, Any]:
+    """Returns the call with checked arguments, and what it writes."""
+    if isinstance(call, CombineWait):
+        own.resume()
+    own.leaves = isinstance(call, CombineAsync)
+    inputs = own.inputs(call._name, call._given())
+    id_type = "i32"
+    if isinstance(call, Dispatch) and inputs[1] is not None:
+        id_type = inputs[1].data_type
+    written = call._written(own.end, own.stream, "i64" if id_type == "i64" else "i32")
+    return checked(call, own, inputs, written), written
+
+
+def _returned(call: Call, written: Any) -> Any:
+    """Returns what a call returns that writes these."""
+    return written[0] if isinstance(call, Answers) and written[1] is None else written
+
+
+def _read(end: End, call: Call) -> Any:
+    """Makes a call in torch's current stream whose arguments are all its tensors on the rank's GPU, read
+    without Python, and returns what it returns. ``NotImplemented`` for others: then it has enqueued nothing.
+    """
+    if end.copies or not call._has_tensors:
+        return NotImplemented
+    given = arrays = call._given()
+    if isinstance(call, Answers):
+        needed, arrays = given[:1], (*given, call.out, call.weights)
+    elif isinstance(call, DispatchWait):
+        needed = arrays = (call.like,) if call.out is None else ()
+    else:
+        needed = given[:2]
+    reader = None if any(value is None for value in needed) else reader_of(arrays)
+    if reader is None:
+        return NotImplemented
+    is_wide = isinstance(call, Dispatch) and given[1].dtype == sys.modules["torch"].int64
+    written = call._written(end, 0, "i64" if is_wide else "i32")
+    outputs: Sequence[Any] | None = written if isinstance(call, Answers) else ()
+    if call._waits and not outputs:
+        outputs = _tensors(end, written)
+    if outputs is None:
+        return NotImplemented
+    end.native.enqueue_tensors(reader, call._name, given, outputs)
+    return _returned(call, written)
+
+
+def _tensors(end: End, out: DispatchOutput) -> list[Any] | None:
+    """Returns the tensors of outputs in the order of the plan's, unless there are others, too few, or of
+    other sizes than the outputs say.
+    """
+    if not isinstance(out, DispatchOutput):
+        return None
+    take, has = end.fields()
+    tensors = take(out)
+    if reader_of(tensors, has) is None:
+        return None
+    has_blocks = out.scale_offsets is not None
+    if out.src_info.shape[0] != out.rows or (has_blocks and out.scales.shape[0] != out.scale_blocks):
+        return None
+    return [tensor for tensor in tensors if tensor is not None]

@@ -42,8 +42,7 @@ def _quick(index: int) -> Allocate | None:
 
 class Direct:
     """Calls of a communicator in torch's current stream, whose tensors need no description
-    (:func:`.checks.signature`), and memory on its device. ``dispatch`` and ``combine`` return whether the
-    stream is captured.
+    (:func:`.checks.signature`), and memory on its device.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -59,14 +58,10 @@ class Direct:
         self.is_there = self._index is not None and not end.copies and reader is not None
         if self.is_there:
             assert reader is not None
-            #: Takes ``x``, ``topk_ids``, ``topk_weights`` and the scales of ``x``; the outputs, and their
-            #: places, of which a first half takes the kept ids alone; and whether it is one.
-            self.dispatch = partial(native.dispatch_tensors, reader)
-            #: Takes the outputs and their places.
-            self.dispatch_wait = partial(native.dispatch_wait_tensors, reader)
-            #: Takes ``expert_rows``, ``topk_weights``, ``received_weights`` and two of ``initial``, blocks of
-            #: rows as they are; ``out`` and ``weights``; and whether it is a first half.
-            self.combine = partial(native.combine_tensors, reader)
+            #: Takes the name of a call; its inputs in the order of ``arguments_of``, blocks of rows as they
+            #: are; and its outputs, those of a dispatch with their places, of which a first half takes the
+            #: kept ids alone. Returns whether the stream is captured.
+            self.enqueue = partial(native.enqueue_tensors, reader)
 
     def now(self) -> Allocate:
         """Returns the function that allocates as long as the current GPU is the same."""

@@ -21,7 +21,7 @@ from .events import IN_CURRENT, Halves, InPlace, Ordered, mark_used
 from .faults import Faults
 from .graphs import Graphs
 from .rounds import MOST_OPEN, Rounds, without_fillers
-from .rows import GROUP
+from .rows import GROUP, Rows
 from .sources import Sources
 
 if TYPE_CHECKING:
@@ -330,12 +330,13 @@ class LatencyLane(Rounds[_Round]):
         if outputs is not None:
             made, places = outputs.allocate(), outputs.places
             tokens, scales = x if isinstance(x, tuple) else (x, None)
-            opened.direct.dispatch((tokens, ids, None, scales), made, places, is_half)
+            name = "dispatch_async" if is_half else "dispatch"
+            opened.direct.enqueue(name, Rows(tokens, scales).sent(ids, None), made, places)
             sent = made[1] if outputs.has_scales else None
             blocks = Blocks(made[0], sent, made[-2], Sources(made[-1], None))
             if not is_half:
                 return blocks, None
-            return blocks, _Half(partial(opened.direct.dispatch_wait, made, places), made)
+            return blocks, _Half(partial(opened.direct.enqueue, "dispatch_wait", (), made, places), made)
         out = communicator.outputs(ids, id_type="i64")
         blocks = Blocks.of(out, self.block_shape)
         if not is_half:
@@ -374,8 +375,8 @@ class LatencyLane(Rounds[_Round]):
             if out is None:
                 out = opened.direct.now()(shape, (shape[1], 1), torch.bfloat16)
             if is_plain and opened.direct.is_there:
-                answers = (rows, weights, None, None, None)
-                opened.direct.combine(answers, (out, None), is_split)
+                name = "combine_async" if is_split else "combine"
+                opened.direct.enqueue(name, (rows, weights), (out,))
             else:
                 call = communicator.combine_async if is_split else communicator.combine
                 call(rows.view(-1, rows.shape[2]), topk_weights=weights, out=out)

@@ -138,7 +138,7 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_WHOLE, rows, ids.shape[0], ids)
-            if self.direct.dispatch((x.tokens, ids, weights, x.scales), made, places, False):
+            if self.direct.enqueue("dispatch", x.sent(ids, weights), made, places):
                 self.graphs.note()
             return self._arrived(made), (made[-1],), places.kept_ids
         kept = without_fillers(ids, self._experts)
@@ -154,7 +154,7 @@ class Round:
         communicator = self.communicator
         if is_direct:
             made, places = self._outputs(_AGAIN, rows, 0, ids)
-            if self.direct.dispatch((x.tokens, ids, None, x.scales), made, places, False):
+            if self.direct.enqueue("dispatch", x.sent(ids, None), made, places):
                 self.graphs.note()
             return made[0], made[1] if self._groups else None
         out = self._described(x, ids, rows)
@@ -172,10 +172,9 @@ class Round:
         communicator = self.communicator
         if is_direct:
             (kept,), places = self._outputs(_HALF, 0, ids.shape[0], ids)
-            inputs = (x.tokens, ids, weights, x.scales)
-            self.direct.dispatch(inputs, [kept], places, True)
+            self.direct.enqueue("dispatch_async", x.sent(ids, weights), [kept], places)
             counts, outputs = self._counted(x, ids, lambda rows: self._outputs(_WHOLE, rows, 0, ids))
-            self.direct.dispatch_wait(*outputs)
+            self.direct.enqueue("dispatch_wait", (), *outputs)
             made = outputs[0]
             return self._arrived(made), (made[-1], kept), counts
         kept = without_fillers(ids, self._experts)
@@ -219,7 +218,8 @@ class Round:
         communicator = self.communicator
         if is_plain and self.direct.is_there:
             first, second = (*initial, None, None)[:2] if initial else (None, None)
-            if self.direct.combine((rows, None, weights, first, second), (sums, returned), False):
+            inputs = (rows, *[None] * 6, first, second, weights)
+            if self.direct.enqueue("combine", inputs, (sums, returned)):
                 self.graphs.note()
         else:
             options: dict[str, Any] = {"received_weights": weights, "out": sums, "weights": returned}

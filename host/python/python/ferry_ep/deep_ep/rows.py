@@ -32,6 +32,10 @@ class Rows(NamedTuple):
         """The rows as callers have them."""
         return given(self.tokens, self.scales)
 
+    def sent(self, ids: Tensor, weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Returns the inputs of a dispatch of these rows, in the order of ``arguments_of``."""
+        return self.tokens, ids, weights, None, None, self.scales
+
     def as_sent(self, scales: Tensor | None) -> Tensor | None:
         """Returns received scales, of the type of those that were sent, without gaps."""
         if scales is None or self.scales is None or self.scales.dtype == torch.float32:
