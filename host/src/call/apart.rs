@@ -6,7 +6,7 @@ use crate::call::dispatch::Sent;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
-use crate::tensor::any::{AnyTensor, View};
+use crate::tensor::any::View;
 
 /// A tensor's name and extent, if it is present.
 pub(super) type Named = (&'static str, Option<Extent>);
@@ -14,14 +14,9 @@ pub(super) type Named = (&'static str, Option<Extent>);
 /// Names and extents of a table's arguments.
 pub(super) fn named<const N: usize>(
     table: &[Argument; N],
-    tensors: &[Option<AnyTensor>; N],
+    tensors: &[Option<View<'_>>; N],
 ) -> [Named; N] {
-    std::array::from_fn(|at| (table[at].name, extent(tensors[at].as_ref())))
-}
-
-/// Extent of `tensor`, if it is present.
-pub(super) fn extent(tensor: Option<&AnyTensor>) -> Option<Extent> {
-    tensor.map(|tensor| Extent::of(tensor.view()))
+    std::array::from_fn(|at| (table[at].name, tensors[at].map(Extent::of)))
 }
 
 /// Bytes of a tensor in memory, gaps included.
@@ -35,7 +30,7 @@ impl DispatchOutput {
     /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
     /// checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
-        let [_, others @ ..] = named(DispatchInput::ARGUMENTS, &input.tensors());
+        let [_, others @ ..] = named(DispatchInput::ARGUMENTS, &input.views());
         self.require_outside(&input.x, &others)
     }
 
@@ -43,7 +38,7 @@ impl DispatchOutput {
     /// shared expert.
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
         let [_, _, _, scale, _, scales, kept] =
-            named(DispatchInput::ARGUMENTS, &sent.input.tensors());
+            named(DispatchInput::ARGUMENTS, &sent.input.views());
         if let (_, Some(kept)) = kept {
             kept.require_outside("kept_ids", &self.written())?;
         }
@@ -75,8 +70,10 @@ impl DispatchOutput {
     }
 
     fn written(&self) -> [Named; 14] {
-        let tensors = self.tensors();
-        tensors.named().map(|(name, tensor)| (name, extent(tensor)))
+        let views = self.views();
+        views
+            .named()
+            .map(|(name, view)| (name, view.map(|view| Extent::of(*view))))
     }
 }
 
@@ -84,7 +81,7 @@ impl DispatchInput {
     /// Checks that memory for ids, which the kernel writes, overlaps no input.
     pub(super) fn require_kept_ids_apart(
         &self,
-        tensors: &[Option<AnyTensor>; 7],
+        tensors: &[Option<View<'_>>; 7],
     ) -> Result<(), Error> {
         let [_, others @ .., (second, kept)] = named(Self::ARGUMENTS, tensors);
         let Some(written) = kept else { return Ok(()) };

@@ -12,7 +12,7 @@ use crate::call::{CombineInput, CombineOutput, DispatchInput};
 use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
 use crate::tensor::Element;
-use crate::tensor::any::{AnyTensor, any};
+use crate::tensor::any::{AnyTensor, View, view};
 use crate::tensor::data_type::DataType;
 
 /// An argument of a call.
@@ -104,7 +104,7 @@ impl Argument {
 
     /// Checks that a tensor is there if the plan needs it, and only if it allows it; then its elements and
     /// sizes.
-    fn check(&self, given: Option<&AnyTensor>, plan: &Plan, sizes: Sizes) -> Result<(), Error> {
+    fn check(&self, given: Option<View<'_>>, plan: &Plan, sizes: Sizes) -> Result<(), Error> {
         (self.when)(self.name, plan, given.is_some())?;
         let (Some(tensor), Row(data_type) | Word(data_type)) = (given, self.elements) else {
             return Ok(());
@@ -124,19 +124,19 @@ impl Argument {
                 TopK => config.top_k,
             };
         }
-        Ok((tensor.view()).require(self.name, &dims[..self.dims.len()], element)?)
+        Ok(tensor.require(self.name, &dims[..self.dims.len()], element)?)
     }
 }
 
 /// Checks the arguments of a table.
 pub(super) fn check<const N: usize>(
     table: &'static [Argument; N],
-    given: &[Option<AnyTensor>; N],
+    given: &[Option<View<'_>>; N],
     plan: &Plan,
     sizes: Sizes,
 ) -> Result<(), Error> {
     let mut pairs = table.iter().zip(given);
-    pairs.try_for_each(|(argument, given)| argument.check(given.as_ref(), plan, sizes))
+    pairs.try_for_each(|(argument, given)| argument.check(*given, plan, sizes))
 }
 
 impl DispatchInput {
@@ -171,14 +171,18 @@ impl DispatchInput {
 
     /// Its tensors, in the order of [`ARGUMENTS`](Self::ARGUMENTS).
     pub fn tensors(&self) -> [Option<AnyTensor>; 7] {
+        self.views().map(|tensor| tensor.map(AnyTensor::from))
+    }
+
+    pub(super) fn views(&self) -> [Option<View<'_>>; 7] {
         [
-            Some(self.x.into()),
-            Some(self.topk_ids.into()),
-            any(self.topk_weights),
-            any(self.input_scale),
-            any(self.tokens_on_device),
-            any(self.x_scales),
-            any(self.kept_ids),
+            Some(self.x.view()),
+            Some(self.topk_ids.view()),
+            view(self.topk_weights.as_ref()),
+            view(self.input_scale.as_ref()),
+            view(self.tokens_on_device.as_ref()),
+            view(self.x_scales.as_ref()),
+            view(self.kept_ids.as_ref()),
         ]
     }
 }
@@ -244,21 +248,25 @@ impl CombineInput {
 
     /// Its tensors, in the order of [`ARGUMENTS`](Self::ARGUMENTS).
     pub fn tensors(&self) -> [Option<AnyTensor>; 10] {
-        let steps = match self.epilogue {
+        self.views().map(|tensor| tensor.map(AnyTensor::from))
+    }
+
+    pub(super) fn views(&self) -> [Option<View<'_>>; 10] {
+        let steps = match &self.epilogue {
             CombineEpilogue::Steps(steps) => steps,
-            CombineEpilogue::None | CombineEpilogue::Own(_) => CombineSteps::default(),
+            CombineEpilogue::None | CombineEpilogue::Own(_) => &CombineSteps::NONE,
         };
         [
-            Some(self.expert_rows.into()),
-            any(self.topk_weights),
-            any(self.row_weights),
-            any(steps.row_scales),
-            any(steps.biases[0]),
-            any(steps.biases[1]),
-            any(steps.residual),
-            any(self.initial[0]),
-            any(self.initial[1]),
-            any(self.received_weights),
+            Some(self.expert_rows.view()),
+            view(self.topk_weights.as_ref()),
+            view(self.row_weights.as_ref()),
+            view(steps.row_scales.as_ref()),
+            view(steps.biases[0].as_ref()),
+            view(steps.biases[1].as_ref()),
+            view(steps.residual.as_ref()),
+            view(self.initial[0].as_ref()),
+            view(self.initial[1].as_ref()),
+            view(self.received_weights.as_ref()),
         ]
     }
 }
@@ -289,11 +297,15 @@ impl CombineOutput {
 
     /// Its tensors, in the order of [`ARGUMENTS`](Self::ARGUMENTS).
     pub fn tensors(&self) -> [Option<AnyTensor>; 2] {
-        let combined = match *self {
-            Self::Summed(combined) | Self::Weighted { combined, .. } => combined.into(),
-            Self::Apart(combined) => combined.into(),
-        };
-        [Some(combined), any(self.weights())]
+        self.views().map(|tensor| tensor.map(AnyTensor::from))
+    }
+
+    pub(super) fn views(&self) -> [Option<View<'_>>; 2] {
+        match self {
+            Self::Summed(combined) => [Some(combined.view()), None],
+            Self::Weighted { combined, weights } => [Some(combined.view()), Some(weights.view())],
+            Self::Apart(combined) => [Some(combined.view()), None],
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use ferry_layout::{
 };
 
 use super::{CombineInput, CombineOutput, address_or_none};
-use crate::call::apart::{Extent, extent, named};
+use crate::call::apart::{Extent, named};
 use crate::call::arguments::{self, Sizes};
 use crate::call::dispatch::{Received, with_kept};
 use crate::call::epilogue::CombineEpilogue;
@@ -15,7 +15,7 @@ use crate::error::{EpilogueError, Error};
 use crate::plan::Plan;
 use crate::tensor::Element;
 use crate::tensor::Tensor;
-use crate::tensor::any::AnyTensor;
+use crate::tensor::any::View;
 use crate::tensor::handles::DevicePtr;
 
 /// Arguments of a combine's first half, and of its dispatch, that the second half needs.
@@ -55,7 +55,7 @@ impl CombineInput {
             tokens, capacity, ..
         } = received;
         let sizes = Sizes { tokens, capacity };
-        let (read, written) = (self.tensors(), output.tensors());
+        let (read, written) = (self.views(), output.views());
         arguments::check(Self::ARGUMENTS, &read, plan, sizes)?;
         arguments::check(CombineOutput::ARGUMENTS, &written, plan, sizes)?;
         let combined = self.combined(output, plan, tokens)?;
@@ -182,8 +182,8 @@ impl CombineInput {
 /// Checks that no result overlaps another one or a tensor that is read: rows
 /// are still read while sums are written. Each tensor was checked by itself.
 fn require_apart(
-    read: &[Option<AnyTensor>; 10],
-    [combined, weights]: &[Option<AnyTensor>; 2],
+    read: &[Option<View<'_>>; 10],
+    written: &[Option<View<'_>>; 2],
     received: Received,
 ) -> Result<(), Error> {
     let read = named(CombineInput::ARGUMENTS, read);
@@ -191,11 +191,8 @@ fn require_apart(
         "kept_ids",
         received.kept_ids.as_ref().map(|ids| Extent::of(ids.view())),
     );
-    let combined = extent(combined.as_ref());
-    for (first, written) in [
-        ("combined", combined),
-        ("weights", extent(weights.as_ref())),
-    ] {
+    let [(_, combined), weights] = named(CombineOutput::ARGUMENTS, written);
+    for (first, written) in [("combined", combined), weights] {
         let Some(written) = written else { continue };
         if first != "combined" {
             written.require_outside(first, &[("combined", combined)])?;

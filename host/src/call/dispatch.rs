@@ -53,7 +53,7 @@ impl DispatchInput {
             tokens,
             capacity: 0,
         };
-        let tensors = self.tensors();
+        let tensors = self.views();
         arguments::check(Self::ARGUMENTS, &tensors, plan, sizes)?;
         self.require_kept_ids_apart(&tensors)?;
         Ok(DispatchWith {

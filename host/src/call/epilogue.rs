@@ -107,6 +107,13 @@ impl CombineEpilogue {
 }
 
 impl CombineSteps {
+    /// No steps.
+    pub(super) const NONE: Self = Self {
+        row_scales: None,
+        biases: [None; 2],
+        residual: None,
+    };
+
     /// The words of steps that were checked.
     fn words(&self, plan: &Plan) -> EpilogueWords {
         let address = |tensor: Tensor<1>| tensor.at.address();

@@ -10,7 +10,7 @@ use crate::error::{Error, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::any::{AnyTensor, any};
+use crate::tensor::any::{AnyTensor, View, view};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 use crate::tensor::{Element, Tensor};
@@ -126,28 +126,34 @@ impl<T> DispatchTensors<T> {
 impl DispatchOutput {
     /// All tensors.
     pub fn tensors(&self) -> DispatchTensors<AnyTensor> {
-        let (scales, scale_offsets) = match self.scales {
+        self.views().map(AnyTensor::from)
+    }
+
+    pub(super) fn views(&self) -> DispatchTensors<View<'_>> {
+        let (scales, scale_offsets) = match &self.scales {
             None => (None, None),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
-                (any(Some(scales)), None)
+                (Some(scales.view()), None)
             }
-            Some(ScaleTensor::Tiled { scales, offsets }) => (any(Some(scales)), any(Some(offsets))),
+            Some(ScaleTensor::Tiled { scales, offsets }) => {
+                (Some(scales.view()), Some(offsets.view()))
+            }
         };
         DispatchTensors {
-            tokens: any(self.tokens),
+            tokens: view(self.tokens.as_ref()),
             scales,
             scale_offsets,
-            row_scales: any(self.row_scales),
-            row_offsets: any(self.row_offsets),
-            expert_ids: any(self.expert_ids),
-            src_info: self.src_info.into(),
-            ids: any(self.ids),
-            weights: any(self.weights),
-            source_counts: any(self.source_counts),
-            expert_counts: any(self.expert_counts),
-            row_ends: any(self.row_ends),
-            m_indices: any(self.m_indices),
-            source_ranges: any(self.source_ranges),
+            row_scales: view(self.row_scales.as_ref()),
+            row_offsets: view(self.row_offsets.as_ref()),
+            expert_ids: view(self.expert_ids.as_ref()),
+            src_info: self.src_info.view(),
+            ids: view(self.ids.as_ref()),
+            weights: view(self.weights.as_ref()),
+            source_counts: view(self.source_counts.as_ref()),
+            expert_counts: view(self.expert_counts.as_ref()),
+            row_ends: view(self.row_ends.as_ref()),
+            m_indices: view(self.m_indices.as_ref()),
+            source_ranges: view(self.source_ranges.as_ref()),
         }
     }
 
@@ -186,17 +192,23 @@ impl DispatchOutput {
 
     /// Checks that these outputs have the tensors of `wanted`, in their shapes. Scales are checked apart.
     pub(super) fn require(&self, wanted: &Self, plan: &Plan) -> Result<(), TensorError> {
-        let (all, given) = (wanted.tensors(), self.tensors());
+        fn others(of: &DispatchOutput) -> DispatchTensors<View<'_>> {
+            DispatchTensors {
+                scales: None,
+                scale_offsets: None,
+                ..of.views()
+            }
+        }
+        let (all, given) = (others(wanted), others(self));
         for ((name, of), (_, given)) in all.named().into_iter().zip(given.named()) {
             match (of, given) {
-                _ if matches!(name, "scales" | "scale_offsets") => {}
                 (None, None) => {}
                 (Some(of), Some(given)) => {
                     let element = Element {
-                        data_type: of.data_type(),
-                        align_bytes: wanted.align(name, of.data_type()),
+                        data_type: of.data_type,
+                        align_bytes: wanted.align(name, of.data_type),
                     };
-                    given.view().require(name, of.dims(), element)?;
+                    given.require(name, of.dims, element)?;
                 }
                 _ => return Err(unfit(name, plan, of.is_some(), given.is_some(), "a tensor")),
             }
@@ -235,18 +247,18 @@ impl Plan {
     ) -> Result<DispatchTensors<TensorLayout>, Error> {
         capacity.check(self)?;
         let outputs = self.outputs(capacity);
-        let tensors = outputs.tensors();
+        let tensors = outputs.views();
         let mut names = (tensors.named().into_iter())
             .filter(|(_, tensor)| tensor.is_some())
             .map(|(name, _)| name);
-        let layout = |tensor: AnyTensor| {
+        let layout = |tensor: View<'_>| {
             let name = names.next().expect("a name for each tensor");
             Ok(TensorLayout {
                 name,
-                data_type: tensor.data_type(),
-                dims: tensor.dims().to_vec(),
-                bytes: tensor.view().span(),
-                align: outputs.align(name, tensor.data_type()),
+                data_type: tensor.data_type,
+                dims: tensor.dims.to_vec(),
+                bytes: tensor.span(),
+                align: outputs.align(name, tensor.data_type),
             })
         };
         tensors.try_map(layout)
@@ -340,7 +352,8 @@ impl DispatchOutput {
         at: &DispatchTensors<DevicePtr>,
     ) -> Result<Self, Error> {
         capacity.check(plan)?;
-        let tensors = plan.outputs(capacity).tensors();
+        let outputs = plan.outputs(capacity);
+        let tensors = outputs.views();
         let mut present = at.iter();
         for ((name, wanted), (_, given)) in tensors.named().into_iter().zip(at.named()) {
             if wanted.is_some() != given.is_some() {
@@ -348,8 +361,10 @@ impl DispatchOutput {
                 return Err(unfit(name, plan, wanted, given, "an address").into());
             }
         }
-        let placed =
-            tensors.map(|tensor| tensor.moved(present.next().copied().unwrap_or(DevicePtr::NULL)));
+        let placed = tensors.map(|tensor| {
+            let at = present.next().copied().unwrap_or(DevicePtr::NULL);
+            View { at, ..tensor }.into()
+        });
         let output = Self::of(plan, &placed)?;
         output.check(plan)?;
         Ok(output)

@@ -36,21 +36,15 @@ impl AnyTensor {
         if dims.len() != strides.len() {
             return None;
         }
-        let mut tensor = Self {
-            at,
-            data_type,
-            dims: [0; MOST_DIMS],
-            strides: [0; MOST_DIMS],
-            ndim: dims.len(),
-        };
-        tensor.dims[..dims.len()].copy_from_slice(dims);
-        tensor.strides[..dims.len()].copy_from_slice(strides);
-        Some(tensor)
-    }
-
-    /// The same elements at another address.
-    pub(crate) const fn moved(self, at: DevicePtr) -> Self {
-        Self { at, ..self }
+        Some(
+            View {
+                at,
+                data_type,
+                dims,
+                strides,
+            }
+            .into(),
+        )
     }
 
     /// The first element.
@@ -118,48 +112,47 @@ impl AnyTensor {
     ) -> Result<Option<Tensor<N>>, TensorError> {
         given.map(|tensor| tensor.of(name)).transpose()
     }
+}
 
-    pub(crate) fn view(&self) -> View<'_> {
-        View {
-            at: self.at,
-            data_type: self.data_type,
-            dims: self.dims(),
-            strides: self.strides(),
-        }
+impl From<View<'_>> for AnyTensor {
+    fn from(view: View<'_>) -> Self {
+        let mut any = Self {
+            at: view.at,
+            data_type: view.data_type,
+            dims: [0; MOST_DIMS],
+            strides: [0; MOST_DIMS],
+            ndim: view.dims.len(),
+        };
+        any.dims[..view.dims.len()].copy_from_slice(view.dims);
+        any.strides[..view.dims.len()].copy_from_slice(view.strides);
+        any
     }
 }
 
 impl<const N: usize> From<Tensor<N>> for AnyTensor {
     fn from(tensor: Tensor<N>) -> Self {
         const { assert!(N <= MOST_DIMS) }
-        let mut any = Self {
-            at: tensor.at,
-            data_type: tensor.data_type,
-            dims: [0; MOST_DIMS],
-            strides: [0; MOST_DIMS],
-            ndim: N,
-        };
-        any.dims[..N].copy_from_slice(&tensor.dims);
-        any.strides[..N].copy_from_slice(&tensor.strides);
-        any
+        tensor.view().into()
     }
 }
 
-/// A tensor that may be missing, of any number of dimensions.
-pub(crate) fn any<const N: usize>(tensor: Option<Tensor<N>>) -> Option<AnyTensor> {
-    tensor.map(AnyTensor::from)
+/// A tensor that may be missing, as its checks see it.
+#[inline]
+pub(crate) fn view<const N: usize>(tensor: Option<&Tensor<N>>) -> Option<View<'_>> {
+    tensor.map(Tensor::view)
 }
 
 /// A tensor whose checks are the same for any number of dimensions.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) at: DevicePtr,
-    pub(super) data_type: DataType,
-    pub(super) dims: &'a [usize],
-    pub(super) strides: &'a [usize],
+    pub(crate) data_type: DataType,
+    pub(crate) dims: &'a [usize],
+    pub(crate) strides: &'a [usize],
 }
 
 impl View<'_> {
+    #[inline]
     pub(super) fn elements(&self) -> usize {
         if self.dims.contains(&0) {
             return 0;
@@ -169,14 +162,22 @@ impl View<'_> {
             .fold(1, |all, &dim| all.saturating_mul(dim))
     }
 
+    #[inline]
     pub(crate) fn is_contiguous(&self) -> bool {
-        let dense = dense_strides::<MOST_DIMS>(self.dims);
-        let mut all = self.dims.iter().zip(self.strides.iter().zip(&dense));
-        self.elements() == 0 || all.all(|(&dim, (given, dense))| dim == 1 || given == dense)
+        let mut dense = 1_usize;
+        let all = self.dims.iter().zip(self.strides).rev();
+        for (&dim, &stride) in all {
+            if dim != 1 && stride != dense {
+                return self.dims.contains(&0);
+            }
+            dense = dense.wrapping_mul(dim);
+        }
+        true
     }
 
     /// Bytes from the first element to the end of the last, gaps included; [`u64::MAX`] if they cannot be
     /// counted.
+    #[inline]
     pub(crate) fn span(&self) -> u64 {
         if self.is_contiguous() {
             return bytes_of(self.dims, self.data_type).unwrap_or(u64::MAX);
@@ -194,6 +195,7 @@ impl View<'_> {
 
     /// Checks an argument named `tensor`: its elements and sizes, no gaps, an address unless it is empty,
     /// the address's alignment, and that there is memory for all elements.
+    #[inline]
     pub(crate) fn require(
         &self,
         tensor: &'static str,
@@ -214,6 +216,7 @@ impl View<'_> {
     }
 
     /// Checks the type and sizes of the elements, and the address.
+    #[inline]
     pub(crate) fn require_elements(
         &self,
         tensor: &'static str,
@@ -244,6 +247,7 @@ impl View<'_> {
     }
 
     /// Checks that there are at least `bytes` bytes at the address; `None` are too many for any.
+    #[inline]
     pub(crate) fn require_memory(
         &self,
         tensor: &'static str,
@@ -301,7 +305,14 @@ mod tests {
     fn gaps_count_in_the_span() {
         let span = |dims: [usize; 2], strides: [usize; 2]| {
             let tensor = AnyTensor::new(DevicePtr::NULL, DataType::F32, &dims, Some(&strides));
-            tensor.unwrap().view().span()
+            let tensor = tensor.unwrap();
+            let view = View {
+                at: tensor.at(),
+                data_type: tensor.data_type(),
+                dims: tensor.dims(),
+                strides: tensor.strides(),
+            };
+            view.span()
         };
         assert_eq!(span([2, 3], [3, 1]), 24);
         assert_eq!(span([2, 3], [8, 1]), 44);

@@ -55,6 +55,7 @@ impl<const N: usize> Tensor<N> {
     }
 
     /// The tensor as its checks see it.
+    #[inline]
     pub(crate) const fn view(&self) -> View<'_> {
         View {
             at: self.at,
@@ -164,16 +165,20 @@ impl Element {
 }
 
 /// Bytes of a tensor without gaps; `None` if they cannot be counted.
+#[inline]
 pub(crate) fn bytes_of(dims: &[usize], data_type: DataType) -> Option<u64> {
     if dims.contains(&0) {
         return Some(0);
     }
-    let bits = dims
-        .iter()
-        .try_fold(u128::from(data_type.bits()), |bits, &dim| {
-            bits.checked_mul(dim as u128)
-        })?;
-    u64::try_from(bits.div_ceil(8)).ok()
+    // Elements first, as bits may not fit where bytes do; in 64 bits, as calls count the bytes of each tensor
+    // several times.
+    let mut sizes = dims.iter();
+    let elements = sizes.try_fold(1_u64, |all, &dim| all.checked_mul(dim as u64))?;
+    let (whole, rest) = (elements / 8, elements % 8);
+    let bits = u64::from(data_type.bits());
+    whole
+        .checked_mul(bits)?
+        .checked_add((rest * bits).div_ceil(8))
 }
 
 /// Strides of a tensor of at most `N` dimensions without gaps; 1 in dimensions that it does not have.
