@@ -184,7 +184,10 @@ def _read(end: End, call: Call) -> Any:
         needed = arrays = (call.like,) if call.out is None else ()
     else:
         needed = given[:2]
-    reader = None if any(value is None for value in needed) else reader_of(arrays)
+    for value in needed:
+        if value is None:
+            return NotImplemented
+    reader = reader_of(arrays)
     if reader is None:
         return NotImplemented
     is_wide = isinstance(call, Dispatch) and given[1].dtype == sys.modules["torch"].int64
