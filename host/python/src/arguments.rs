@@ -22,8 +22,8 @@ type List<T> = Vec<Option<T>>;
 
 #[pymethods]
 impl Call {
-    /// `name`: of the function that makes it. `inputs` and `outputs` are in the order of `arguments_of`; those
-    /// of a dispatch in that of `layout_of`.
+    /// `name`: of the function that makes it. `inputs` and `outputs` are in the order of `arguments_of`;
+    /// outputs of a dispatch in that of `layout_of`.
     #[new]
     #[pyo3(signature = (communicator, name, inputs=Vec::new(), outputs=Vec::new()))]
     fn new(
@@ -80,7 +80,7 @@ pub(crate) fn arguments_of(
 pub(crate) struct Tensors<'a, T> {
     inputs: Given<'a, T>,
     outputs: Given<'a, T>,
-    /// Where the outputs of a dispatch are in `outputs`, unless each is one.
+    /// Places of the outputs of a dispatch in `outputs`, unless each is one.
     places: Option<&'a Places>,
 }
 

@@ -14,9 +14,10 @@ type List<'py> = Vec<Option<Bound<'py, PyAny>>>;
 #[pymethods]
 impl Communicator {
     /// Enqueues the call `name`. `inputs` are in the order of `arguments_of`, also a part of them from the
-    /// first on; blocks of `expert_rows` are rows, too. `outputs` has a tensor for each layout of `layout_of`,
-    /// or the outputs at `places`, of which a first half takes the kept ids alone; of a combine `combined`, of
-    /// which three dimensions are rows apart, and `weights`. Returns whether the stream is being captured.
+    /// first on; blocks of `expert_rows` are rows, too. `outputs` has a tensor for each layout of
+    /// `layout_of`, or the outputs at `places`, of which a first half takes the kept ids alone; of a combine
+    /// `combined`, of which three dimensions are rows apart, and `weights`. Returns whether the stream is
+    /// being captured.
     #[pyo3(signature = (reader, name, inputs, outputs, places=None, /))]
     fn enqueue_tensors(
         &self,

@@ -6,7 +6,7 @@ use crate::call::dispatch::Sent;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::tensor::Tensor;
-use crate::tensor::any::View;
+use crate::tensor::view::View;
 
 /// A tensor's name and extent, if it is present.
 pub(super) type Named = (&'static str, Option<Extent>);

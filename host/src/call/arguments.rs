@@ -11,9 +11,10 @@ use crate::call::epilogue::{CombineEpilogue, CombineSteps};
 use crate::call::{CombineInput, CombineOutput, DispatchInput};
 use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
-use crate::tensor::Element;
-use crate::tensor::any::{AnyTensor, View, view};
+use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
+use crate::tensor::view::Element;
+use crate::tensor::view::View;
 
 /// An argument of a call.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +31,7 @@ pub struct Argument {
 /// Fails unless an argument of this name may be there, or be missing, in the calls of a plan.
 type When = fn(&'static str, &Plan, is_given: bool) -> Result<(), Error>;
 
-/// Type and alignment of elements. Those without a type in the table have checks of their own.
+/// Type and alignment of elements. Elements without a type in the table have checks of their own.
 #[derive(Clone, Copy, Debug)]
 enum Elements {
     /// 16-byte aligned.
@@ -40,7 +41,7 @@ enum Elements {
     /// BF16, or codes of the plan's format.
     X,
     Ids,
-    /// Those of `X`.
+    /// Scales of `X`.
     Scales,
     Sums,
 }

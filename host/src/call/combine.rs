@@ -13,10 +13,10 @@ use crate::call::dispatch::{Received, with_kept};
 use crate::call::epilogue::CombineEpilogue;
 use crate::error::{EpilogueError, Error};
 use crate::plan::Plan;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
-use crate::tensor::any::View;
 use crate::tensor::handles::DevicePtr;
+use crate::tensor::view::Element;
+use crate::tensor::view::View;
 
 /// Arguments of a combine's first half, and of its dispatch, that the second half needs.
 #[derive(Clone, Copy, Debug)]

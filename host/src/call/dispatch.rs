@@ -14,9 +14,9 @@ use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::check::MAX_ROWS;
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
+use crate::tensor::view::Element;
 
 impl DispatchInput {
     /// The inputs that the wait of a split dispatch needs.

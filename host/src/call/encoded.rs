@@ -4,8 +4,9 @@ use ferry_layout::{EncodedInput, TokenFormat};
 
 use crate::call::DispatchInput;
 use crate::error::TensorError;
+use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::view::Element;
 
 /// Elements that share a power of two in packed scales, and bytes of scales in a word: those of blockwise FP8
 /// as DeepGEMM takes them on sm_100.

@@ -5,10 +5,10 @@ use ferry_layout::{Shape, TokenFormat};
 use crate::error::{Error, TensorError};
 use crate::plan::capacity::{countable_blocks, countable_rows};
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::any::AnyTensor;
 use crate::tensor::data_type::DataType;
+use crate::tensor::view::Element;
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
 /// are refused ([`Error::TooManyScales`]), in NVFP4 if the tokens take more than 128 GiB.

@@ -12,10 +12,10 @@ use crate::device::loaded_kernels::LoadedKernels;
 use crate::device::{Args, Launch};
 use crate::error::Error;
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::Stream;
+use crate::tensor::view::Element;
 
 /// Columns that a lane processes at a time.
 const LANE_COLUMNS: usize = 16;

@@ -10,10 +10,12 @@ use crate::error::{Error, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::any::{AnyTensor, View, view};
+use crate::tensor::Tensor;
+use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::view::Element;
+use crate::tensor::view::View;
 
 /// A value for each output tensor of a dispatch: `None` for those that the plan's format and
 /// [receive layout](crate::Config::receive) do not have.

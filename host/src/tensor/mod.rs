@@ -3,11 +3,12 @@
 pub(crate) mod any;
 pub(crate) mod data_type;
 pub(crate) mod handles;
+pub(crate) mod view;
 
 use crate::error::TensorError;
-use crate::tensor::any::{View, refused};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
+use crate::tensor::view::{Element, View, bytes_of, dense_strides, refused};
 
 /// A view of device memory of the rank that it is passed to. Ferry does not own it; the caller keeps
 /// it alive until the kernels that use it are done ([`DevicePtr::new`]).
@@ -122,74 +123,6 @@ impl Tensor<2> {
         self.view()
             .require_memory(tensor, bits.map(|bits| bits / 8))
     }
-}
-
-/// Type of an argument's elements, and alignment of the first one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Element {
-    pub(crate) data_type: DataType,
-    /// Alignment of the address, in bytes.
-    pub(crate) align_bytes: u64,
-}
-
-impl Element {
-    /// Elements of rows of BF16, 16-byte aligned.
-    pub(crate) const BF16_ROW: Self = Self::row(DataType::Bf16);
-    /// f32, aligned to its size.
-    pub(crate) const F32: Self = Self::word(DataType::F32);
-    /// u32, aligned to its size.
-    pub(crate) const U32: Self = Self::word(DataType::U32);
-    /// Elements of rows: kernels move 16 bytes at a time.
-    pub(crate) const fn row(data_type: DataType) -> Self {
-        Self {
-            data_type,
-            align_bytes: 16,
-        }
-    }
-
-    /// Elements that are read or written one by one, aligned to their own size.
-    pub(crate) const fn natural(data_type: DataType) -> Self {
-        Self {
-            data_type,
-            align_bytes: data_type.bits().div_ceil(8) as u64,
-        }
-    }
-
-    /// Elements that are written as words of 32 bits.
-    pub(crate) const fn word(data_type: DataType) -> Self {
-        Self {
-            data_type,
-            align_bytes: 4,
-        }
-    }
-}
-
-/// Bytes of a tensor without gaps; `None` if they cannot be counted.
-#[inline]
-pub(crate) fn bytes_of(dims: &[usize], data_type: DataType) -> Option<u64> {
-    if dims.contains(&0) {
-        return Some(0);
-    }
-    // Elements first, as bits may not fit where bytes do; in 64 bits, as calls count the bytes of each tensor
-    // several times.
-    let mut sizes = dims.iter();
-    let elements = sizes.try_fold(1_u64, |all, &dim| all.checked_mul(dim as u64))?;
-    let (whole, rest) = (elements / 8, elements % 8);
-    let bits = u64::from(data_type.bits());
-    whole
-        .checked_mul(bits)?
-        .checked_add((rest * bits).div_ceil(8))
-}
-
-/// Strides of a tensor of at most `N` dimensions without gaps; 1 in dimensions that it does not have.
-const fn dense_strides<const N: usize>(dims: &[usize]) -> [usize; N] {
-    let mut strides = [1_usize; N];
-    let mut i = dims.len();
-    while i > 1 {
-        i -= 1;
-        strides[i - 1] = strides[i].wrapping_mul(dims[i]);
-    }
-    strides
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@ use crate::call::{CombineInput, DispatchInput, DispatchOutput};
 use crate::device::Device;
 use crate::error::{Error, TensorError};
 use crate::plan::Plan;
-use crate::tensor::Element;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 use crate::tensor::handles::DevicePtr;
+use crate::tensor::view::Element;
 
 /// A host copy of a rank's outputs of a dispatch: of each tensor the part that has rows. Tensors that the
 /// plan's format or [receive layout](crate::Config::receive) does not have are empty. The rows of views and

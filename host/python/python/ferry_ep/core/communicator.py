@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from . import values
-from ._ferry import Call as NativeCall
 from ._ferry import PreparedCombine, PreparedDispatch
 from .calls import Arguments, launch
 from .errors import ArgumentError, refuse
@@ -240,7 +239,7 @@ class Communicator(Rank):
         the prepared ones.
         """
         call = values.Dispatch(x, topk_ids, topk_weights, input_scale, tokens_on_device, out)
-        return PreparedDispatch(self._end.native, self._prepare(call, out))
+        return PreparedDispatch(self._end.native, values.prepared(self._end, call, out))
 
     def prepare_combine(
         self,
@@ -264,14 +263,7 @@ class Communicator(Rank):
         """
         others = (row_weights, row_scales, bias, bias2, residual, initial, received_weights)
         call = values.Combine(expert_rows, topk_weights, *others, out, weights)
-        return PreparedCombine(self._end.native, self._prepare(call, (out, weights)))
-
-    def _prepare(self, call: values.Call, written: Any) -> NativeCall:
-        """Returns a call of device memory with checked arguments, which writes these."""
-        own = Arguments(self._end, 0)
-        prepared = values.checked(call, own, own.inputs(call._name, call._given()), written)
-        own.require_device_memory()
-        return prepared
+        return PreparedCombine(self._end.native, values.prepared(self._end, call, (out, weights)))
 
     def silu(
         self,

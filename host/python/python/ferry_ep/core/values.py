@@ -16,7 +16,7 @@ from .outputs import DispatchOutput
 from .tensors import reader_of
 
 __all__ = ["Call", "Combine", "CombineAsync", "CombineWait", "Dispatch", "DispatchAsync"]
-__all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "checked", "make"]
+__all__ += ["DispatchCounts", "DispatchWait", "GiveUp", "make", "prepared"]
 
 
 @dataclass(eq=False)
@@ -131,19 +131,27 @@ def make(ends: Sequence[End], calls: Sequence[Call], streams: Sequence[Any]) -> 
         if made is not NotImplemented:
             return [made]
     owns = [Arguments(end, stream) for end, stream in zip(ends, streams, strict=True)]
-    prepared = [_described(call, own) for call, own in zip(calls, owns, strict=True)]
+    described = [_described(call, own) for call, own in zip(calls, owns, strict=True)]
     for call, own in zip(calls, owns, strict=True):
         if call._waits and own.copies:
             own.end.require_peers(ends, sent=call._sent, returned=call._returned)
-    launch(owns, Native.together, [native for native, _ in prepared])
+    launch(owns, Native.together, [native for native, _ in described])
     for own in owns:
         own.enqueued()
     if calls[0]._waits:
         finish(owns)
-    return [_returned(call, written) for call, (_, written) in zip(calls, prepared, strict=True)]
+    return [_returned(call, written) for call, (_, written) in zip(calls, described, strict=True)]
 
 
-def checked(call: Call, own: Arguments, inputs: list[Tensor | None], written: Any) -> NativeCall:
+def prepared(end: End, call: Call, written: Any) -> NativeCall:
+    """Returns a call of device memory with checked arguments, which writes these."""
+    own = Arguments(end, 0)
+    made = _checked(call, own, own.inputs(call._name, call._given()), written)
+    own.require_device_memory()
+    return made
+
+
+def _checked(call: Call, own: Arguments, inputs: list[Tensor | None], written: Any) -> NativeCall:
     """Returns the call with described inputs that writes these arrays."""
     outputs: list[Tensor | None] = []
     if isinstance(call, Answers):
@@ -163,7 +171,7 @@ def _described(call: Call, own: Arguments) -> tuple[NativeCall, Any]:
     if isinstance(call, Dispatch) and inputs[1] is not None:
         id_type = inputs[1].data_type
     written = call._written(own.end, own.stream, "i64" if id_type == "i64" else "i32")
-    return checked(call, own, inputs, written), written
+    return _checked(call, own, inputs, written), written
 
 
 def _returned(call: Call, written: Any) -> Any:
