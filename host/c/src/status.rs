@@ -204,7 +204,7 @@ fn text_of(error: &Error) -> String {
 }
 
 /// Gives fields that are arrays in the library, and one after the other in C, the names that they have there.
-fn with_fields_of_c(text: String) -> String {
+pub(crate) fn with_fields_of_c(text: String) -> String {
     [
         ("biases[0]", "bias_0"),
         ("biases[1]", "bias_1"),

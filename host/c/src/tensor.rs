@@ -2,8 +2,8 @@
 
 use ferry::{AnyTensor, Argument, DataType, DevicePtr, Tensor, TensorLayout};
 
-use crate::status::Failure;
 use crate::status::ferry_status::FERRY_INVALID_TENSOR;
+use crate::status::{Failure, with_fields_of_c};
 
 /// Most dimensions of a tensor.
 pub const FERRY_MAX_DIMS: usize = 5;
@@ -180,8 +180,11 @@ impl ferry_tensor {
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn any(&self, name: &str) -> Result<Option<AnyTensor>, Failure> {
-        let refused =
-            |text: String| Failure::new(FERRY_INVALID_TENSOR, format!("tensor {name}: {text}"));
+        let name_in_c = || with_fields_of_c(name.to_owned());
+        let refused = |text: String| {
+            let text = format!("tensor {}: {text}", name_in_c());
+            Failure::new(FERRY_INVALID_TENSOR, text)
+        };
         if self.ndim == 0 {
             if self.address != 0 || self.dims != [0; FERRY_MAX_DIMS] {
                 let text = "ndim is 0 (no tensor), but it has an address or sizes";
@@ -194,7 +197,13 @@ impl ferry_tensor {
             let text = format!("wanted at most {FERRY_MAX_DIMS} dimensions, given {ndim}");
             return Err(refused(text));
         }
-        let element = ferry_type::of(&format!("the type of tensor {name}"), self.r#type)?;
+        let element = match ferry_type::of("", self.r#type) {
+            Ok(element) => element,
+            Err(_) => {
+                let field = format!("the type of tensor {}", name_in_c());
+                ferry_type::of(&field, self.r#type)?
+            }
+        };
         // SAFETY: the rule of memory.
         let at = unsafe { DevicePtr::new(self.address, self.bytes) };
         // The library refuses sizes above `usize`: no tensor is so large.
@@ -314,5 +323,19 @@ mod tests {
         );
         let text = refused(ferry_tensor { ndim: 0, ..good });
         assert!(text.contains("ndim is 0 (no tensor)"), "{text}");
+        for (wrong, text) in [
+            (
+                ferry_tensor { r#type: 0, ..good },
+                "the type of tensor bias_1 is 0: no ferry_type",
+            ),
+            (
+                ferry_tensor { ndim: 6, ..good },
+                "tensor bias_1: wanted at most 5 dimensions, given 6",
+            ),
+        ] {
+            // SAFETY: nothing is done with the memory.
+            let refused = unsafe { wrong.any("biases[1]") };
+            assert_eq!(refused.unwrap_err().text, text);
+        }
     }
 }

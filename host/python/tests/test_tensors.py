@@ -10,6 +10,7 @@ import weakref
 import ferry_ep as ferry
 import numpy as np
 import pytest
+from ferry_ep.core._ferry import arguments_of
 from oracle import bf16, bits
 
 
@@ -221,3 +222,14 @@ def test_tensors_of_torch_that_are_refused(bench):
     for use in (ferry.to_bf16, ferry.from_bf16):
         with pytest.raises(ferry.TensorError, match="Tensor"):
             use(x)
+
+
+def test_inputs_are_in_the_order_in_which_deep_ep_hands_them_over():
+    def names(call: str) -> list[str]:
+        return [name for name, _, _ in arguments_of(call, "bf16", False)]
+
+    sent = ["x", "topk_ids", "topk_weights", "input_scale", "tokens_on_device", "x_scales", "kept_ids"]
+    assert names("dispatch") == names("dispatch_async") == sent
+    answers = ["expert_rows", "topk_weights", "row_weights", "row_scales", "bias", "bias2", "residual"]
+    answers += ["initial[0]", "initial[1]", "received_weights"]
+    assert names("combine") == names("combine_async") == answers

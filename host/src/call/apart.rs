@@ -39,6 +39,8 @@ impl DispatchOutput {
     pub(crate) fn require_apart_from_sent(&self, sent: &Sent, plan: &Plan) -> Result<(), Error> {
         let [_, _, _, scale, _, scales, kept] =
             named(DispatchInput::ARGUMENTS, &sent.input.views());
+        let names = [scale.0, scales.0, kept.0];
+        debug_assert_eq!(names, ["input_scale", "x_scales", "kept_ids"]);
         if let (_, Some(kept)) = kept {
             kept.require_outside("kept_ids", &self.written())?;
         }
@@ -83,6 +85,9 @@ impl DispatchInput {
         &self,
         tensors: &[Option<View<'_>>; 7],
     ) -> Result<(), Error> {
+        if tensors[tensors.len() - 1].is_none() {
+            return Ok(());
+        }
         let [_, others @ .., (second, kept)] = named(Self::ARGUMENTS, tensors);
         let Some(written) = kept else { return Ok(()) };
         if rows_overlap(&self.x, &written) {

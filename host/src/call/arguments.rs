@@ -1,4 +1,4 @@
-//! The table of a call's arguments, in the order of their fields: what checks, C and Python read of each.
+//! The table of a call's arguments: what checks, C and Python read of each.
 //! The outputs of a dispatch, whose sizes follow from the plan, are those of [`Plan::output_layout`].
 
 use std::fmt::Display;
@@ -65,7 +65,7 @@ pub(super) struct Sizes {
 }
 
 impl Argument {
-    const fn read(name: &'static str, elements: Elements, dims: &'static [Dim]) -> Self {
+    const fn new(name: &'static str, elements: Elements, dims: &'static [Dim]) -> Self {
         Self {
             name,
             is_required: false,
@@ -130,9 +130,9 @@ impl Argument {
 }
 
 /// Checks the arguments of a table.
-pub(super) fn check<const N: usize>(
-    table: &'static [Argument; N],
-    given: &[Option<View<'_>>; N],
+pub(super) fn check(
+    table: &'static [Argument],
+    given: &[Option<View<'_>>],
     plan: &Plan,
     sizes: Sizes,
 ) -> Result<(), Error> {
@@ -143,13 +143,13 @@ pub(super) fn check<const N: usize>(
 impl DispatchInput {
     /// Its arguments.
     pub const ARGUMENTS: &'static [Argument; 7] = &[
-        Argument::read("x", X, &[]).required(),
-        Argument::read("topk_ids", Ids, &[]).required(),
-        Argument::read("topk_weights", Word(DataType::F32), &[Tokens, TopK]),
-        Argument::read("input_scale", Word(DataType::F32), &[One]).when(takes_input_scale),
-        Argument::read("tokens_on_device", Word(DataType::U32), &[One]),
-        Argument::read("x_scales", Scales, &[]),
-        Argument::read("kept_ids", Word(DataType::I32), &[Tokens, TopK]).when(keeps_ids),
+        Argument::new("x", X, &[]).required(),
+        Argument::new("topk_ids", Ids, &[]).required(),
+        Argument::new("topk_weights", Word(DataType::F32), &[Tokens, TopK]),
+        Argument::new("input_scale", Word(DataType::F32), &[One]).when(takes_input_scale),
+        Argument::new("tokens_on_device", Word(DataType::U32), &[One]),
+        Argument::new("x_scales", Scales, &[]),
+        Argument::new("kept_ids", Word(DataType::I32), &[Tokens, TopK]).when(keeps_ids),
     ];
 
     /// Inputs of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS). Their sizes and elements are checked
@@ -191,21 +191,21 @@ impl DispatchInput {
 impl CombineInput {
     /// Its arguments. Those from `row_scales` to `residual` are [`CombineSteps`].
     pub const ARGUMENTS: &'static [Argument; 10] = &[
-        Argument::read("expert_rows", Row(DataType::Bf16), &[Capacity, Hidden]).required(),
-        Argument::read("topk_weights", Word(DataType::F32), &[Tokens, TopK]).when(weighs_sums),
-        Argument::read("row_weights", Word(DataType::F32), &[Capacity]).when(weighs_rows),
-        Argument::read("row_scales", Word(DataType::F32), &[Tokens]),
-        Argument::read("biases[0]", Row(DataType::Bf16), &[Hidden]),
-        Argument::read("biases[1]", Row(DataType::Bf16), &[Hidden]),
-        Argument::read("residual", Row(DataType::Bf16), &[Tokens, Hidden]),
-        Argument::read("initial[0]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
-        Argument::read("initial[1]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
-        Argument::read("received_weights", Word(DataType::F32), &[Capacity, TopK])
+        Argument::new("expert_rows", Row(DataType::Bf16), &[Capacity, Hidden]).required(),
+        Argument::new("topk_weights", Word(DataType::F32), &[Tokens, TopK]).when(weighs_sums),
+        Argument::new("row_weights", Word(DataType::F32), &[Capacity]).when(weighs_rows),
+        Argument::new("row_scales", Word(DataType::F32), &[Tokens]),
+        Argument::new("biases[0]", Row(DataType::Bf16), &[Hidden]),
+        Argument::new("biases[1]", Row(DataType::Bf16), &[Hidden]),
+        Argument::new("residual", Row(DataType::Bf16), &[Tokens, Hidden]),
+        Argument::new("initial[0]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
+        Argument::new("initial[1]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
+        Argument::new("received_weights", Word(DataType::F32), &[Capacity, TopK])
             .when(returns_weights),
     ];
 
-    /// Inputs of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS). Their sizes and elements are checked
-    /// by calls.
+    /// Inputs of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS), without an epilogue of the caller's
+    /// own. Their sizes and elements are checked by calls.
     ///
     /// # Errors
     /// [`TensorError`] for a tensor of another number of dimensions, and if `expert_rows` is missing.
@@ -275,8 +275,8 @@ impl CombineInput {
 impl CombineOutput {
     /// Its arguments.
     pub const ARGUMENTS: &'static [Argument; 2] = &[
-        Argument::read("combined", Sums, &[]).required(),
-        Argument::read("weights", Word(DataType::F32), &[Tokens, TopK]).when(returns_weights),
+        Argument::new("combined", Sums, &[]).required(),
+        Argument::new("weights", Word(DataType::F32), &[Tokens, TopK]).when(returns_weights),
     ];
 
     /// The output of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS): rows apart if `combined` has 3

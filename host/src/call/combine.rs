@@ -56,9 +56,12 @@ impl CombineInput {
         } = received;
         let sizes = Sizes { tokens, capacity };
         let (read, written) = (self.views(), output.views());
-        arguments::check(Self::ARGUMENTS, &read, plan, sizes)?;
-        arguments::check(CombineOutput::ARGUMENTS, &written, plan, sizes)?;
+        // What goes with the mode comes before what goes with the layout: it says more.
+        let (first, others) = Self::ARGUMENTS.split_at(2);
+        arguments::check(first, &read[..2], plan, sizes)?;
         let combined = self.combined(output, plan, tokens)?;
+        arguments::check(others, &read[2..], plan, sizes)?;
+        arguments::check(CombineOutput::ARGUMENTS, &written, plan, sizes)?;
         let args = CombineArgs {
             common: Common {
                 tokens: tokens as u32,

@@ -124,6 +124,28 @@ fn weights_output_and_mode_must_fit_together() {
 }
 
 #[test]
+fn an_output_of_another_mode_is_told_before_its_weights() {
+    let (mut rank, t) = alone(Config {
+        combine: CombineMode::Exact,
+        ..config()
+    });
+    rank.dispatch(STREAM, &t.input, &t.output).unwrap();
+    let CombineOutput::Summed(combined) = t.combine_output(false) else {
+        panic!("sums");
+    };
+    let weights = t.weights;
+    let output = CombineOutput::Weighted { combined, weights };
+    let refused = rank.combine(STREAM, &t.combine_input(Some(weights)), &output);
+    assert!(matches!(
+        refused,
+        Err(Error::WrongCombineOutput { weights: true })
+    ));
+    rank.give_up(STREAM).unwrap();
+    assert_eq!(rank.synchronize(STREAM).unwrap().fault(), None);
+    rank.close().unwrap();
+}
+
+#[test]
 fn a_refused_combine_can_be_made_again() {
     let (mut rank, t) = alone(config());
     let rows = t.output.tokens.unwrap();
