@@ -27,11 +27,13 @@ pub(super) struct Extent {
 }
 
 impl DispatchOutput {
-    /// Checks that no output overlaps an input: kernels still read these while they write. Each output was
-    /// checked by itself.
+    /// Checks that no output overlaps another one or an input: kernels still read these while they write. Each
+    /// output was checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
         let [_, others @ ..] = named(DispatchInput::ARGUMENTS, &input.views());
-        self.require_outside(&input.x, &others)
+        let written = self.written();
+        require_disjoint(&written)?;
+        require_outside(&written, &input.x, &others)
     }
 
     /// [`require_apart`](Self::require_apart) for the wait of a split dispatch, which reads inputs only for a
@@ -41,34 +43,20 @@ impl DispatchOutput {
             named(DispatchInput::ARGUMENTS, &sent.input.views());
         let names = [scale.0, scales.0, kept.0];
         debug_assert_eq!(names, ["input_scale", "x_scales", "kept_ids"]);
+        let written = self.written();
+        require_disjoint(&written)?;
         if let (_, Some(kept)) = kept {
-            kept.require_outside("kept_ids", &self.written())?;
+            kept.require_outside("kept_ids", &written)?;
         }
         if !plan.config().shared_expert {
             return Ok(());
         }
-        self.require_outside(&sent.input.x, &[scale, scales])
-    }
-
-    fn require_outside(&self, x: &Tensor<2>, read: &[Named]) -> Result<(), Error> {
-        for (first, written) in self.written() {
-            let Some(written) = written else { continue };
-            if rows_overlap(x, &written) {
-                return Err(Error::TensorsOverlap { first, second: "x" });
-            }
-            written.require_outside(first, read)?;
-        }
-        Ok(())
+        require_outside(&written, &sent.input.x, &[scale, scales])
     }
 
     /// Checks that no two outputs overlap. Each was checked by itself.
     pub(super) fn require_disjoint(&self) -> Result<(), Error> {
-        let all = self.written();
-        for (index, (first, written)) in all.iter().enumerate() {
-            let Some(written) = written else { continue };
-            written.require_outside(first, &all[index + 1..])?;
-        }
-        Ok(())
+        require_disjoint(&self.written())
     }
 
     fn written(&self) -> [Named; 14] {
@@ -129,6 +117,27 @@ impl Extent {
             None => Ok(()),
         }
     }
+}
+
+/// Checks that no two tensors overlap.
+fn require_disjoint(all: &[Named]) -> Result<(), Error> {
+    for (index, (first, written)) in all.iter().enumerate() {
+        let Some(written) = written else { continue };
+        written.require_outside(first, &all[index + 1..])?;
+    }
+    Ok(())
+}
+
+/// Checks that nothing that is written overlaps `x` or what else is read.
+fn require_outside(written: &[Named], x: &Tensor<2>, read: &[Named]) -> Result<(), Error> {
+    for (first, written) in written {
+        let Some(written) = written else { continue };
+        if rows_overlap(x, written) {
+            return Err(Error::TensorsOverlap { first, second: "x" });
+        }
+        written.require_outside(first, read)?;
+    }
+    Ok(())
 }
 
 /// Whether rows that may have a stride have a byte in common with `written`.

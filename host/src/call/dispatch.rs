@@ -223,10 +223,11 @@ impl DispatchOutput {
     /// [`Error::Capacity`], [`Error::TooManyScales`], [`Error::WrongScales`], [`Error::Tensor`],
     /// [`Error::TensorsOverlap`].
     pub fn fits(&self, plan: &Plan) -> Result<(), Error> {
-        self.check(plan).map(drop)
+        self.check(plan)?;
+        self.require_disjoint()
     }
 
-    /// Checks every tensor.
+    /// Checks every tensor by itself.
     pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
         let (rows, given) = (self.capacity(), self.scales.as_ref());
         let wanted = Capacity {
@@ -265,7 +266,6 @@ impl DispatchOutput {
             }));
         }
         self.require(&plan.outputs(wanted), plan)?;
-        self.require_disjoint()?;
         Ok(scales)
     }
 

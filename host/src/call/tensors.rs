@@ -368,7 +368,7 @@ impl DispatchOutput {
             View { at, ..tensor }.into()
         });
         let output = Self::of(plan, &placed)?;
-        output.check(plan)?;
+        output.fits(plan)?;
         Ok(output)
     }
 }
