@@ -27,8 +27,8 @@ pub(super) struct Extent {
 }
 
 impl DispatchOutput {
-    /// Checks that no output overlaps another one or an input: kernels still read these while they write. Each
-    /// output was checked by itself.
+    /// Checks that no output overlaps another one or an input: kernels still read these while they write.
+    /// Each output was checked by itself.
     pub(crate) fn require_apart(&self, input: &DispatchInput) -> Result<(), Error> {
         let [_, others @ ..] = named(DispatchInput::ARGUMENTS, &input.views());
         let written = self.written();

@@ -103,11 +103,11 @@ unsafe impl Fabric for Arc<OddFabric> {
 
 /// Results of three processes, of which some are odd, and whether each has freed its windows.
 fn check(
-    name: &str,
     bad_link: Option<BadLink>,
     oddities: [Oddity; 3],
 ) -> [(Result<LinkReport, Error>, bool); 3] {
-    let path = std::env::temp_dir().join(format!("ferry-doctor-{name}-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
     let options = Options {
         bad_link,
         ..Options::new(3, 4)
@@ -136,10 +136,10 @@ fn check(
 }
 
 /// The errors of three processes of which one is odd, as text.
-fn errors(name: &str, odd: usize, oddity: Oddity) -> [String; 3] {
+fn errors(odd: usize, oddity: Oddity) -> [String; 3] {
     let mut oddities = [Oddity::None; 3];
     oddities[odd] = oddity;
-    check(name, None, oddities).map(|(found, _)| found.unwrap_err().to_string())
+    check(None, oddities).map(|(found, _)| found.unwrap_err().to_string())
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_process_with_some_of_several_ranks_is_refused_and_the_others_with_it() {
     };
     let theirs = theirs.to_string();
     let wanted = [own.to_string(), theirs.clone(), theirs];
-    assert_eq!(errors("some", 0, Oddity::TwoRanks), wanted);
+    assert_eq!(errors(0, Oddity::TwoRanks), wanted);
 }
 
 #[test]
@@ -170,15 +170,15 @@ fn ranks_do_not_wait_for_one_that_has_no_stream_or_cannot_free_its_windows() {
         };
         let theirs = theirs.to_string();
         let wanted = [theirs.clone(), theirs, own.clone()];
-        assert_eq!(errors(step, 2, oddity), wanted, "{oddity:?}");
+        assert_eq!(errors(2, oddity), wanted, "{oddity:?}");
     }
 }
 
 #[test]
 fn windows_are_freed_if_a_rank_fails_between_two_launches() {
     // After the preparation, the salt, and three calls that make a communicator: two calls a launch.
-    for (name, call) in [("first", 6), ("second", 8)] {
-        for (found, is_freed) in check(name, None, [Oddity::Hears { call }; 3]) {
+    for call in [6, 8] {
+        for (found, is_freed) in check(None, [Oddity::Hears { call }; 3]) {
             let failed = matches!(
                 &found,
                 Err(Error::PeerFailed {
@@ -199,7 +199,7 @@ fn no_link_is_blamed_for_a_rank_that_comes_late_after_a_bad_link() {
         kind: BadLinkKind::Lost,
     };
     let late = Oddity::Late(Duration::from_millis(60));
-    for (found, _) in check("late", Some(bad), [Oddity::None, Oddity::None, late]) {
+    for (found, _) in check(Some(bad), [Oddity::None, Oddity::None, late]) {
         let report = found.unwrap();
         let bad: Vec<_> = report.bad().map(|link| (link.from, link.to)).collect();
         assert_eq!(bad, [(Rank(0), Rank(1))], "{report}");

@@ -159,7 +159,8 @@ fn a_report_names_the_link_and_what_to_look_at() {
 
 #[test]
 fn processes_find_the_same_as_threads() {
-    let path = std::env::temp_dir().join(format!("ferry-links-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
     let bad_link = Some(BadLink {
         from: 0,
         to: 2,
