@@ -187,7 +187,7 @@ def _read(end: End, call: Call) -> Any:
         return NotImplemented
     given = arrays = call._given()
     if isinstance(call, CombineAsync) and any(step is not None for step in given[2:7]):
-        # The second half still adds these, to an array that the description keeps until then.
+        # Described, so that the second half can look whether its outputs are still there.
         return NotImplemented
     if isinstance(call, Answers):
         needed, arrays = given[:1], (*given, call.out, call.weights)
