@@ -16,13 +16,20 @@ fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// Tests that need GPUs.
-const NEED_GPUS: [&str; 5] = [
+/// Beginnings of the names of tests that need GPUs. Most of them are only in a build for GPUs.
+const NEED_GPUS: [&str; 12] = [
+    "a communicator that a graph holds",
+    "a graph of a ",
     "a graph replayed 100 times with fresh data",
     "a launch that fails on one of all ranks",
+    "conversion: ",
     "graph replays back to back, every output, BF16, 64 tokens",
     "graph replays back to back, every output, NVFP4, 64 tokens",
+    "graphs of ",
     "host time of a call of all ranks at once",
+    "kernels of a device that was dropped",
+    "order on one GPU: ",
+    "ranks on one GPU: ",
 ];
 
 /// Runs the suite's tests of this choice on a simulated group. All that are listed pass, but those that need
@@ -36,7 +43,8 @@ fn conforms(choice: &[&str]) {
     };
     let (listed, told) = (run(&["--list"]), run(&[]));
     let mut passed = told.lines().filter_map(|line| line.strip_prefix("ok   "));
-    for name in listed.lines().filter(|name| !NEED_GPUS.contains(name)) {
+    let runs = |name: &&str| !NEED_GPUS.iter().any(|begin| name.starts_with(begin));
+    for name in listed.lines().filter(runs) {
         let line = passed.next().unwrap_or_else(|| panic!("{name}: {told}"));
         assert!(line.starts_with(name), "{name}: {line}");
     }
