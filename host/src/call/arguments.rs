@@ -13,8 +13,7 @@ use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
 use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
-use crate::tensor::view::Element;
-use crate::tensor::view::View;
+use crate::tensor::view::{Element, View};
 
 /// An argument of a call.
 #[derive(Clone, Copy, Debug)]

@@ -15,8 +15,7 @@ use crate::error::{EpilogueError, Error};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
 use crate::tensor::handles::DevicePtr;
-use crate::tensor::view::Element;
-use crate::tensor::view::View;
+use crate::tensor::view::{Element, View};
 
 /// Arguments of a combine's first half, and of its dispatch, that the second half needs.
 #[derive(Clone, Copy, Debug)]

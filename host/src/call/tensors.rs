@@ -14,8 +14,7 @@ use crate::tensor::Tensor;
 use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
-use crate::tensor::view::Element;
-use crate::tensor::view::View;
+use crate::tensor::view::{Element, View};
 
 /// A value for each output tensor of a dispatch: `None` for those that the plan's format and
 /// [receive layout](crate::Config::receive) do not have.
