@@ -148,6 +148,13 @@ impl Network {
     }
 }
 
+/// Settings of the network of which this process is a rank, as `--network` gave them.
+pub fn of_this_process() -> Option<String> {
+    let text = env::var(settings::VARIABLE).ok()?;
+    let given = text.split(",counts=").next()?;
+    Some(given.to_owned())
+}
+
 /// Whether the user wants all to end: Ctrl-C is only noted once a network was started.
 pub fn is_to_end() -> bool {
     ENDS.load(Ordering::Relaxed)

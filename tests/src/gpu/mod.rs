@@ -19,6 +19,7 @@ mod faults;
 mod held;
 mod invalid;
 pub mod killed;
+mod late;
 mod links;
 mod local;
 #[cfg(feature = "cudarc")]
@@ -34,6 +35,7 @@ pub mod sanitize;
 #[cfg(feature = "cuda")]
 mod shared;
 mod silu;
+mod stalled;
 mod two;
 mod written;
 
@@ -240,6 +242,7 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     links::run(suite)?;
     cases::run(suite)?;
     rounds::run(suite)?;
+    late::run(suite)?;
     counted::run(suite)?;
     exact::run(suite)?;
     epilogue::run(suite)?;
@@ -270,6 +273,8 @@ fn run_all(suite: &mut Suite<'_>) -> Result<()> {
     at_once::run_failing(suite)?;
     #[cfg(feature = "cuda")]
     out_of_turn::run(suite)?;
+    late::run_failing(suite)?;
+    stalled::run(suite)?;
     faults::run(suite)
 }
 
