@@ -153,9 +153,9 @@ impl Course {
         self.next.load(Ordering::Relaxed).min(self.end)
     }
 
-    /// Says how far it is until all workers are done. Gives up on a seed that does not end: nobody
-    /// can stop its worker, so the process ends.
-    fn watch(&self, args: &SoakArgs, is_done: impl Fn() -> bool) {
+    /// Says how far it is, if it `reports`, until all workers are done. Gives up on a seed that does not end:
+    /// nobody can stop its worker, so the process ends.
+    fn watch(&self, args: &SoakArgs, reports: bool, is_done: impl Fn() -> bool) {
         let mut said = Instant::now();
         while !is_done() {
             std::thread::sleep(Duration::from_millis(50));
@@ -172,7 +172,7 @@ impl Course {
                 );
                 std::process::exit(1);
             }
-            if said.elapsed() >= PROGRESS {
+            if reports && said.elapsed() >= PROGRESS {
                 said = Instant::now();
                 let seconds = self.start.elapsed().as_secs();
                 println!(
@@ -235,7 +235,7 @@ fn conclude(course: Course, args: &SoakArgs, machine: &str) -> Result<()> {
         bail!("seed {seed} failed");
     }
     println!("every round as the oracle has it");
-    let line = log::line(args, machine, first..reached, &done.tally);
+    let line = log::line(args, machine, (first..reached, seconds), &done.tally);
     match &args.log {
         Some(path) => log::append(path, &line),
         None => Ok(()),
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn ranks_of_a_node_are_those_of_a_group() {
         assert!(args("--node 2").has_group() && !args("--seed 2").has_group());
-        let line = log::line(&args("--node 2"), "", 0..1, &Tally::default());
+        let line = log::line(&args("--node 2"), "", (0..1, 7), &Tally::default());
         assert_eq!(line["node"], 2);
     }
 

@@ -12,23 +12,33 @@ use serde_json::{Value, json};
 use super::SoakArgs;
 use super::tally::Tally;
 use crate::group::GroupKind;
+use crate::network;
 
 /// Digest of the kernels at the time this program was built.
 const KERNELS: &str = include_str!("../../../gpu/ptx-digest.txt");
 
-/// Line of a run.
-pub fn line(args: &SoakArgs, machine: &str, seeds: Range<u64>, tally: &Tally) -> Value {
+/// Line of a run that began these seeds within so many seconds.
+pub fn line(
+    args: &SoakArgs,
+    machine: &str,
+    (seeds, seconds): (Range<u64>, u64),
+    tally: &Tally,
+) -> Value {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut line = json!({
         "date": date(clock.map_or(0, |since| since.as_secs() / 86_400)),
         "commit": args.commit,
         "machine": machine,
         "seeds": [seeds.start, seeds.end],
+        "seconds": seconds,
         "rounds": tally.rounds(),
         "by_format": tally.by_format(),
     });
     if let Some(node) = args.group_args.node {
         line["node"] = json!(node);
+    }
+    if let Some(network) = network::of_this_process() {
+        line["network"] = json!(network);
     }
     if args.has_group() && args.kind() != GroupKind::Simulated {
         line["ptx"] = json!(format!("{:016x}", fnv(KERNELS)));

@@ -51,9 +51,9 @@ pub fn run(args: &SoakArgs, first: u64) -> Result<()> {
         "--node {node}: does not divide the {ranks} ranks"
     );
     let machine = introduce(&open, first)?;
-    let is_over = AtomicBool::new(false);
+    let (is_over, is_first) = (AtomicBool::new(false), open.is_first());
     let lost = std::thread::scope(|scope| {
-        scope.spawn(|| course.watch(args, || is_over.load(Ordering::Acquire)));
+        scope.spawn(|| course.watch(args, is_first, || is_over.load(Ordering::Acquire)));
         // Other processes are talked to from the thread that joined them, as MPI wants it.
         let lost = work(&course, &mut open, node);
         is_over.store(true, Ordering::Release);

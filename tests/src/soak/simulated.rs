@@ -15,7 +15,9 @@ pub fn run(course: &Course, args: &SoakArgs) -> String {
         let workers: Vec<_> = (0..threads)
             .map(|_| scope.spawn(|| course.work(case)))
             .collect();
-        course.watch(args, || workers.iter().all(|worker| worker.is_finished()));
+        course.watch(args, true, || {
+            workers.iter().all(|worker| worker.is_finished())
+        });
     });
     String::from("simulator")
 }
