@@ -1,7 +1,7 @@
 //! `ferry-tests doctor`: the links between all ranks of a group, as tables or as JSON.
 
 use anyhow::{Result, bail, ensure};
-use ferry::{Link, LinkReport};
+use ferry::Link;
 use serde_json::{Value, json};
 
 use crate::group::{GroupArgs, GroupKind, GroupOptions, gpus, open};
@@ -24,7 +24,10 @@ pub struct DoctorArgs {
     /// Ranks [default: all GPUs, or 4 in the simulator]
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Print JSON: a line for each link
+    /// Times that all links are checked; printed is the last report, and each that has a bad link
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    times: u64,
+    /// Print JSON: a line for each link and time
     #[arg(long)]
     json: bool,
     /// Seed of the simulator
@@ -61,18 +64,31 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         files: KernelFiles::default(),
     })?;
     ensure!(open.group.ranks() > 1, "no link to check: there is 1 rank");
-    let report = open.group.check_links()?;
-    if open.is_first() {
+    let (mut tests, mut bad) = (0, 0);
+    for time in 1..=args.times {
+        let report = open.group.check_links()?;
+        let bad_ones = report.bad().count();
+        (tests, bad) = (tests + report.links.len(), bad + bad_ones);
+        if !open.is_first() {
+            continue;
+        }
         match args.json {
             true => report
                 .links
                 .iter()
                 .for_each(|link| println!("{}", line(link))),
-            false => print!("{report}"),
+            false if bad_ones > 0 || time == args.times => print!("{report}"),
+            false => {}
         }
     }
+    if open.is_first() && args.times > 1 && !args.json {
+        println!(
+            "all {} times: {bad} of {tests} tests of links went wrong",
+            args.times
+        );
+    }
     open.group.close()?;
-    verdict(&report)
+    verdict(bad, tests)
 }
 
 /// A link as JSON.
@@ -87,10 +103,10 @@ fn line(link: &Link) -> Value {
     })
 }
 
-fn verdict(report: &LinkReport) -> Result<()> {
-    match report.bad().count() {
+fn verdict(bad: usize, tests: usize) -> Result<()> {
+    match bad {
         0 => Ok(()),
-        bad => bail!("{bad} of {} tests of links went wrong", report.links.len()),
+        _ => bail!("{bad} of {tests} tests of links went wrong"),
     }
 }
 
@@ -153,14 +169,8 @@ mod tests {
             r#"{"bytes":4096,"from":2,"ns":null,"state":"lost","test":"inline","to":0}"#
         );
         assert!(timed.contains(r#""ns":1500,"state":"well""#), "{timed}");
-        let report = |links| LinkReport {
-            ranks: 3,
-            group: "local",
-            judges_times: true,
-            links,
-        };
-        assert!(verdict(&report(vec![well])).is_ok());
-        let error = verdict(&report(vec![well, LOST])).unwrap_err();
+        assert!(verdict(0, 2).is_ok());
+        let error = verdict(1, 2).unwrap_err();
         assert_eq!(error.to_string(), "1 of 2 tests of links went wrong");
     }
 }
