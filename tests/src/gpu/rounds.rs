@@ -26,8 +26,21 @@ pub(super) const fn turn(round: usize) -> Turn {
 #[derive(Clone, Copy)]
 pub(super) struct TurnsOf {
     pub(super) p2p_world_size: usize,
+    /// Tokens of each rank in all rounds, instead of other numbers in each.
+    pub(super) tokens: Option<usize>,
     pub(super) max_sms: Option<u32>,
     pub(super) seed: u64,
+}
+
+impl TurnsOf {
+    pub(super) fn new(suite: &Suite<'_>, p2p_world_size: usize) -> Self {
+        Self {
+            p2p_world_size,
+            tokens: None,
+            max_sms: None,
+            seed: suite.args.seed * 1000,
+        }
+    }
 }
 
 /// A session with a problem in each slot, and what each must give with experts that return what
@@ -55,15 +68,7 @@ pub(super) fn compare(session: &Session, turn: Turn, wanted: &[Vec<bf16>]) -> Re
 
 impl Turns {
     fn new(suite: &mut Suite<'_>, p2p_world_size: usize) -> Result<Self> {
-        let seed = suite.args.seed * 1000;
-        Self::of(
-            suite,
-            TurnsOf {
-                p2p_world_size,
-                max_sms: None,
-                seed,
-            },
-        )
+        Self::of(suite, TurnsOf::new(suite, p2p_world_size))
     }
 
     /// Makes the session and works out what it must give. Collective.
@@ -75,7 +80,8 @@ impl Turns {
         };
         let problem = |slot: usize| {
             // A different number on every rank and in every round.
-            let tokens = (0..suite.ranks()).map(|rank| tokens - (rank + slot) % 5);
+            let fewer = |rank| tokens - (rank + slot) % 5;
+            let tokens = (0..suite.ranks()).map(|rank| of.tokens.unwrap_or_else(|| fewer(rank)));
             let routing = Routing::Zipf { exponent: 0.5 };
             let seed = of.seed + slot as u64;
             ferry_rig::problem(tokens.collect(), [64, 8, hidden], routing, seed)
@@ -135,8 +141,17 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     for &p2p_world_size in nodes {
         suite.check(
             &format!("{rounds} rounds back to back, {p2p_world_size} a node"),
-            |suite| back_to_back(suite, p2p_world_size, rounds),
+            |suite| back_to_back(suite, TurnsOf::new(suite, p2p_world_size), rounds),
         )?;
+        let of_one_token =
+            format!("{rounds} rounds of 1 token back to back, {p2p_world_size} a node");
+        suite.check(&of_one_token, |suite| {
+            let turns = TurnsOf {
+                tokens: Some(1),
+                ..TurnsOf::new(suite, p2p_world_size)
+            };
+            back_to_back(suite, turns, rounds)
+        })?;
         suite.check(&format!("late ranks, {p2p_world_size} a node"), |suite| {
             late_ranks(suite, p2p_world_size)
         })?;
@@ -144,8 +159,8 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
     suite.check("a graph replayed 100 times with fresh data", replayed_graph)
 }
 
-fn back_to_back(suite: &mut Suite<'_>, p2p_world_size: usize, rounds: usize) -> Result<Outcome> {
-    let mut turns = Turns::new(suite, p2p_world_size)?;
+fn back_to_back(suite: &mut Suite<'_>, turns: TurnsOf, rounds: usize) -> Result<Outcome> {
+    let mut turns = Turns::of(suite, turns)?;
     let result = enqueue_rounds(&mut turns, rounds);
     let busy = suite.conclude(turns.session, result)?;
     let us = busy.as_secs_f64() * 1e6 / rounds as f64;

@@ -24,10 +24,11 @@ pub fn run(suite: &mut Suite<'_>) -> Result<()> {
 /// Both fit on every device, so that neither has to wait for the end of what it shares the device with.
 fn two_communicators(suite: &mut Suite<'_>, rounds: usize) -> Result<Outcome> {
     let half = least_multiprocessors(suite)? / 2;
+    let all = TurnsOf::new(suite, suite.ranks());
     let of = |seed: u64| TurnsOf {
-        p2p_world_size: suite.ranks(),
         max_sms: Some(half.max(1)),
-        seed: suite.args.seed * 1000 + seed,
+        seed: all.seed + seed,
+        ..all
     };
     let [first, second] = [of(100), of(200)];
     let mut two = [Turns::of(suite, first)?, Turns::of(suite, second)?];
