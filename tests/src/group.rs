@@ -64,7 +64,7 @@ pub struct GroupArgs {
     pub rendezvous_key: Option<PathBuf>,
     /// Run the ranks, which --ranks counts, as processes of this machine in an NVSHMEM group, with a network
     /// of the tests between nodes: ORDER[,NAME=VALUE]..., ORDER being fifo, fence, relaxed or broken; for
-    /// gpu, replay, soak and the pairs of bench. Starts an MPS daemon if ranks share GPUs
+    /// gpu, replay and soak. Starts an MPS daemon if ranks share GPUs
     #[cfg(feature = "suites")]
     #[arg(long, value_name = "SETTINGS", conflicts_with_all = ["rendezvous", "rank", "rendezvous_key"])]
     pub network: Option<ferry_network::settings::Settings>,
