@@ -36,6 +36,9 @@ pub struct DoctorArgs {
     /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
+    /// PTX in place of the embedded one: of one rank, it stands in for a bad peer.
+    #[command(flatten)]
+    files: KernelFiles,
 }
 
 impl DoctorArgs {
@@ -61,7 +64,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ranks: args.ranks(gpus())?,
         seed: args.seed,
         args: args.group_args.clone(),
-        files: KernelFiles::default(),
+        files: args.files.clone(),
     })?;
     ensure!(open.group.ranks() > 1, "no link to check: there is 1 rank");
     let (mut tests, mut bad) = (0, 0);
