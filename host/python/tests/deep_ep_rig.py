@@ -10,7 +10,7 @@ import threading
 import ferry_ep as ferry
 import torch
 from conftest import on_streams
-from ferry_ep.deep_ep import Buffer
+from ferry_ep.deep_ep import Buffer, EventHandle, EventOverlap
 from ferry_ep.deep_ep.utils import per_token_cast_to_fp8
 
 #: Bytes of a buffer: windows of some hundred tokens of the tests' sizes.
@@ -236,6 +236,14 @@ def check_handle(tokens, rank, handle, wanted):
     assert is_in_rank is handle[4]
 
 
+def now(options):
+    """Returns the options of a call, with an event behind its inputs if they say ``has_event``."""
+    options = dict(options)
+    if options.pop("has_event", False):
+        options["previous_event"] = EventOverlap(EventHandle())
+    return options
+
+
 def dispatch(buffer, x, ids, weights, experts, **options):
     """A dispatch as engines make it: the layout before."""
     per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, experts)
@@ -247,7 +255,7 @@ def dispatch(buffer, x, ids, weights, experts, **options):
         num_tokens_per_rdma_rank=per_node,
         is_token_in_rank=is_in_rank,
         num_tokens_per_expert=per_expert,
-        **options,
+        **now(options),
     )
 
 
@@ -273,5 +281,5 @@ def by_rank(buffer, tokens, rank, x=None, **options):
         num_tokens_per_rank=per_rank,
         is_token_in_rank=is_in_rank,
         num_tokens_per_expert=per_expert,
-        **options,
+        **now(options),
     )

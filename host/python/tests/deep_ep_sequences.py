@@ -13,8 +13,8 @@ import warnings
 
 import torch
 from deep_ep_blocks import ENCODINGS, MOST, back, check_numbers, check_rows, send, sums
-from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, encoded, same
-from ferry_ep.deep_ep import Buffer, Config, EventHandle, EventOverlap
+from deep_ep_rig import Tokens, World, by_rank, check_handle, check_received, dispatch, encoded, now, same
+from ferry_ep.deep_ep import Buffer, Config
 
 #: Calls of a sequence.
 CALLS = 24
@@ -100,7 +100,7 @@ class Sequence:
     def make(self, kind: str, call: dict, buffer: Buffer, rank: int, sent: list) -> None:
         tokens, options = call["tokens"], dict(call["options"])
         if call["event"]:
-            options["previous_event"] = EventOverlap(EventHandle())
+            options["has_event"] = True
             options["allocate_on_comm_stream"] = options["async_finish"] and call["allocate"]
         if kind in ("topk", "worst", "by rank") and call["worst"] >= (kind == "worst"):
             sent.append((tokens, *first(kind, call, buffer, rank, options)))
@@ -213,7 +213,7 @@ def again(of, handle, buffer, rank, call, options):
     """A dispatch with a handle, of other rows."""
     other = others(of, call)
     given = encoded(other[rank].to(of.device), call["encoding"])
-    rows, *nothing, event = buffer.dispatch(given, handle=handle, **options)
+    rows, *nothing, event = buffer.dispatch(given, handle=handle, **now(options))
     wait(event)
     assert nothing == [None] * 4
     wanted = of.received(rank)
@@ -253,9 +253,8 @@ def combine(of, handle, has_ids, buffer, rank, call, options):
     bias = tuple(torch.randn(other[rank].shape).bfloat16() for _ in range(call["biases"]))
     given = tuple(each.to(of.device) for each in bias)
     given = {0: None, 1: given[:1] and given[0], 2: given}[len(given)]
-    sums, returned, event = buffer.combine(
-        rows.to(of.device), handle, topk_weights=weights, bias=given, **options
-    )
+    rows = rows.to(of.device)
+    sums, returned, event = buffer.combine(rows, handle, topk_weights=weights, bias=given, **now(options))
     wait(event)
     same(sums, of.sums(rank, bias, other[rank]))
     if weights is None:

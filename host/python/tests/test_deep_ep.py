@@ -367,10 +367,9 @@ def test_async_calls_return_events(world, allocate):
         assert received[5].event is not None
         received[5].current_stream_wait()
         handle = check_received(tokens, rank, received)
+        rows = tokens.answers(rank, received[0])
         before = deep_ep.EventOverlap(deep_ep.EventHandle())
-        sums, _, event = buffer.combine(
-            tokens.answers(rank, received[0]), handle, previous_event=before, **options
-        )
+        sums, _, event = buffer.combine(rows, handle, previous_event=before, **options)
         with event:
             pass
         same(sums, tokens.sums(rank))
