@@ -465,7 +465,7 @@ impl Suite<'_> {
             let texts = self.args.filter.join(", ");
             bail!("--filter {texts}: no test has that in its name");
         }
-        Ok(self.open.group.close()?)
+        stalled::closed(self.open.group.close())
     }
 }
 

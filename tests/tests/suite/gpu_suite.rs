@@ -142,6 +142,19 @@ fn survivors_of_a_killed_process_are_told_and_meet_again() {
 }
 
 #[test]
+fn processes_are_not_killed_over_a_network_where_they_share_a_gpu() {
+    let output = program("killed --network relaxed --ranks 1000")
+        .output()
+        .unwrap();
+    let text = printed(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!(
+        text.contains("--network needs a GPU for each of the 1000 ranks"),
+        "{text}"
+    );
+}
+
+#[test]
 fn processes_with_a_key_in_a_file_meet() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("key");
     fs::write(&path, [7; 32]).unwrap();

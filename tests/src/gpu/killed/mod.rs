@@ -140,6 +140,13 @@ fn network_of(args: &KilledArgs, ranks: usize, gpus: usize) -> Result<Option<Net
         "--group {}: --network is for nvshmem",
         args.group.name()
     );
+    // NVSHMEM's channel is in a process's own memory: the kernel of one that is killed meets an illegal
+    // address, for which MPS ends the kernels of all its clients.
+    ensure!(
+        ranks <= gpus,
+        "--network needs a GPU for each of the {ranks} ranks, and {gpus} were found: under MPS the \
+         survivors' kernels end with those of a process that is killed"
+    );
     let node = args.node.unwrap_or(1);
     Network::start(settings, node, ranks, gpus).map(Some)
 }
@@ -236,7 +243,7 @@ impl Processes {
             children: Vec::new(),
             lines,
         };
-        let shares_gpus = args.share_gpus || network.is_some() && ranks > gpus();
+        let shares_gpus = args.share_gpus;
         let node = args.node.or(network.map(|_| 1));
         let node = node.map(|node| ["--node".to_owned(), node.to_string()]);
         let key = args.rendezvous_key.as_deref();
