@@ -22,10 +22,10 @@ impl Group {
     /// guide](crate::guide::doctor) says what to look at.
     ///
     /// It allocates windows of its own, which it frees, and once for a group a stream for each rank, which
-    /// stays until the process ends. On 8 ranks with a GPU each it is meant to take less than 2 s if links
-    /// are well, and at most 1 s more for each pair of ranks that loses or changes something; it has not run
-    /// on a GPU yet. For groups over NVSHMEM, all ranks must be on one node and map each other's memory. Call
-    /// it while the group has no work. Collective. Synchronizes.
+    /// stays until the process ends. Takes about 10 ms if links are well (4 ranks that share an H200, or 2
+    /// with one each), and at most 1 s more for each pair of ranks that loses or changes something. For
+    /// groups over NVSHMEM, all ranks must be on one node and map each other's memory. Call it while the
+    /// group has no work. Collective. Synchronizes.
     ///
     /// ```
     /// use ferry::Group;
