@@ -1,9 +1,12 @@
 //! The program that tests GPUs, as far as a machine without them can run it.
 
 use std::fs::{self, Permissions};
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use ferry_rig::drawn;
 
 fn program(arguments: &str) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ferry-tests"));
@@ -50,27 +53,36 @@ fn conforms(choice: &[&str]) {
     }
 }
 
-/// Every test but those of 4,096 tokens, in three programs.
+/// Runs these of `all` parts of a choice of the suite's tests; the quick tests draw four of them.
+fn parts_conform(choice: &[&str], parts: Range<u64>, all: u64) {
+    for part in drawn(parts) {
+        let part = format!("{}/{all}", part + 1);
+        conforms(&[choice, &["--part", &part]].concat());
+    }
+}
+
+/// Every test but those of 4,096 tokens, in three processes at a time.
 #[test]
 fn a_simulated_group_conforms_1() {
-    conforms(&["--skip", "4096", "--part", "1/3"]);
+    parts_conform(&["--skip", "4096"], 0..16, 48);
 }
 
 #[test]
 fn a_simulated_group_conforms_2() {
-    conforms(&["--skip", "4096", "--part", "2/3"]);
+    parts_conform(&["--skip", "4096"], 16..32, 48);
 }
 
 #[test]
 fn a_simulated_group_conforms_3() {
-    conforms(&["--skip", "4096", "--part", "3/3"]);
+    parts_conform(&["--skip", "4096"], 32..48, 48);
 }
 
 /// Tests of 4,096 tokens, but for plain rows by expert, which take longest.
 #[test]
 fn a_simulated_group_conforms_with_many_tokens() {
     let filters = ["--filter", "4096 tokens, ", "--filter", "4096 tokens and"];
-    conforms(&[&filters[..], &["--skip", "4096 tokens, hidden"]].concat());
+    let choice = [&filters[..], &["--skip", "4096 tokens, hidden"]].concat();
+    parts_conform(&choice, 0..12, 12);
 }
 
 #[test]
