@@ -159,7 +159,7 @@ pub use call::buffers::{CombineBuffers, DispatchBuffers};
 pub use call::epilogue::{CombineEpilogue, CombineSteps, OwnEpilogue};
 pub use call::scales::ScaleTensor;
 pub use call::silu::FusedSilu;
-pub use call::tensors::{DispatchTensors, TensorLayout};
+pub use call::tensors::TensorLayout;
 pub use call::{Call, CombineInput, CombineOutput, DispatchInput, DispatchOutput};
 pub use communicator::Communicator;
 pub use communicator::close::{CloseAllError, CloseError};

@@ -1,11 +1,9 @@
 //! Tensors of a dispatch and a combine.
 
-use ferry::{
-    CombineInput, CombineOutput, DispatchInput, DispatchOutput, DispatchTensors, Plan, TensorLayout,
-};
+use ferry::{CombineInput, CombineOutput, DispatchInput, DispatchOutput, Plan};
 
 use crate::status::Failure;
-use crate::structs::sized;
+use crate::structs::{empty, sized};
 use crate::tensor::{all, ferry_tensor, shown};
 
 /// A rank's input to a dispatch. The number of tokens is x.dims[0], 0 to max_tokens_per_rank; it may
@@ -161,10 +159,9 @@ pub struct ferry_combine_output {
 sized!(ferry_combine_output, 112);
 
 impl ferry_dispatch_input {
-    /// # Safety
-    /// The rule of memory.
-    pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
-        let given = [
+    /// Its tensors, in the order of the library's table, of which C has no `kept_ids`.
+    const fn tensors(&self) -> [&ferry_tensor; 7] {
+        [
             &self.x,
             &self.topk_ids,
             &self.topk_weights,
@@ -172,73 +169,62 @@ impl ferry_dispatch_input {
             &self.tokens_on_device,
             &self.x_scales,
             &ferry_tensor::NONE,
-        ];
+        ]
+    }
+
+    /// # Safety
+    /// The rule of memory.
+    pub(crate) unsafe fn get(&self) -> Result<DispatchInput, Failure> {
         // SAFETY: the rule of memory.
-        Ok(DispatchInput::of(unsafe {
-            all(DispatchInput::ARGUMENTS, given)?
-        })?)
+        let given = unsafe { all(DispatchInput::ARGUMENTS, self.tensors())? };
+        Ok(DispatchInput::of(given)?)
     }
 }
 
 impl ferry_dispatch_output {
+    /// Its tensors, in the order of the library's table.
+    const fn tensors(&mut self) -> [&mut ferry_tensor; 14] {
+        [
+            &mut self.tokens,
+            &mut self.scales,
+            &mut self.scale_offsets,
+            &mut self.row_scales,
+            &mut self.row_offsets,
+            &mut self.expert_ids,
+            &mut self.src_info,
+            &mut self.ids,
+            &mut self.weights,
+            &mut self.source_counts,
+            &mut self.expert_counts,
+            &mut self.row_ends,
+            &mut self.m_indices,
+            &mut self.source_ranges,
+        ]
+    }
+
     /// # Safety
     /// The rule of memory.
-    pub(crate) unsafe fn get(&self, plan: &Plan) -> Result<DispatchOutput, Failure> {
+    pub(crate) unsafe fn get(mut self, plan: &Plan) -> Result<DispatchOutput, Failure> {
+        let tensors = self.tensors().map(|tensor| &*tensor);
         // SAFETY: the rule of memory.
-        let given = unsafe {
-            DispatchTensors {
-                tokens: self.tokens.any("tokens")?,
-                scales: self.scales.any("scales")?,
-                scale_offsets: self.scale_offsets.any("scale_offsets")?,
-                row_scales: self.row_scales.any("row_scales")?,
-                row_offsets: self.row_offsets.any("row_offsets")?,
-                expert_ids: self.expert_ids.any("expert_ids")?,
-                src_info: self.src_info.require::<2>("src_info")?.into(),
-                ids: self.ids.any("ids")?,
-                weights: self.weights.any("weights")?,
-                source_counts: self.source_counts.any("source_counts")?,
-                expert_counts: self.expert_counts.any("expert_counts")?,
-                row_ends: self.row_ends.any("row_ends")?,
-                m_indices: self.m_indices.any("m_indices")?,
-                source_ranges: self.source_ranges.any("source_ranges")?,
-            }
-        };
-        Ok(DispatchOutput::of(plan, &given)?)
+        let given = unsafe { all(DispatchOutput::ARGUMENTS, tensors)? };
+        Ok(DispatchOutput::of(plan, given)?)
     }
 
-    /// Tensors of a layout, without addresses.
-    pub(crate) fn planned(layout: DispatchTensors<TensorLayout>) -> Self {
-        Self::of(&layout.map(|of| ferry_tensor::planned(&of)))
-    }
-
-    /// The C form of a dispatch's outputs.
-    pub(crate) fn of(tensors: &DispatchTensors<ferry_tensor>) -> Self {
-        let some = |tensor: Option<ferry_tensor>| tensor.unwrap_or(ferry_tensor::NONE);
-        Self {
-            size: 0,
-            tokens: some(tensors.tokens),
-            scales: some(tensors.scales),
-            scale_offsets: some(tensors.scale_offsets),
-            row_scales: some(tensors.row_scales),
-            row_offsets: some(tensors.row_offsets),
-            expert_ids: some(tensors.expert_ids),
-            src_info: tensors.src_info,
-            ids: some(tensors.ids),
-            weights: some(tensors.weights),
-            source_counts: some(tensors.source_counts),
-            expert_counts: some(tensors.expert_counts),
-            row_ends: some(tensors.row_ends),
-            m_indices: some(tensors.m_indices),
-            source_ranges: some(tensors.source_ranges),
+    /// The C form of a dispatch's outputs, in the order of the library's table.
+    pub(crate) fn of(tensors: [Option<ferry_tensor>; 14]) -> Self {
+        let mut made: Self = empty();
+        for (place, tensor) in made.tensors().into_iter().zip(tensors) {
+            *place = tensor.unwrap_or(ferry_tensor::NONE);
         }
+        made
     }
 }
 
 impl ferry_combine_input {
-    /// # Safety
-    /// The rule of memory.
-    pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
-        let given = [
+    /// Its tensors, in the order of the library's table.
+    const fn tensors(&self) -> [&ferry_tensor; 10] {
+        [
             &self.expert_rows,
             &self.topk_weights,
             &self.row_weights,
@@ -249,23 +235,30 @@ impl ferry_combine_input {
             &self.initial_0,
             &self.initial_1,
             &self.received_weights,
-        ];
+        ]
+    }
+
+    /// # Safety
+    /// The rule of memory.
+    pub(crate) unsafe fn get(&self) -> Result<CombineInput, Failure> {
         // SAFETY: the rule of memory.
-        Ok(CombineInput::of(unsafe {
-            all(CombineInput::ARGUMENTS, given)?
-        })?)
+        let given = unsafe { all(CombineInput::ARGUMENTS, self.tensors())? };
+        Ok(CombineInput::of(given)?)
     }
 }
 
 impl ferry_combine_output {
+    /// Its tensors, in the order of the library's table.
+    const fn tensors(&self) -> [&ferry_tensor; 2] {
+        [&self.combined, &self.weights]
+    }
+
     /// # Safety
     /// The rule of memory.
     pub(crate) unsafe fn get(&self) -> Result<CombineOutput, Failure> {
-        let given = [&self.combined, &self.weights];
         // SAFETY: the rule of memory.
-        Ok(CombineOutput::of(unsafe {
-            all(CombineOutput::ARGUMENTS, given)?
-        })?)
+        let given = unsafe { all(CombineOutput::ARGUMENTS, self.tensors())? };
+        Ok(CombineOutput::of(given)?)
     }
 
     /// The C form of a combine's output.

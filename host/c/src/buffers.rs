@@ -79,7 +79,8 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_output(
     guard("ferry_dispatch_buffers_output", || {
         // SAFETY: the rule of handles.
         let OfPlan { buffers, .. } = unsafe { get(buffers, "buffers")? };
-        let tensors = ferry_dispatch_output::of(&buffers.output().tensors().map(|of| shown(&of)));
+        let tensors = buffers.output().tensors();
+        let tensors = ferry_dispatch_output::of(tensors.map(|of| of.as_ref().map(shown)));
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", tensors) }
     })

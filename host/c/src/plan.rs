@@ -1,5 +1,7 @@
 //! Plans, and the sizes of outputs.
 
+use std::convert::Infallible;
+
 use ferry::{Capacity, CombineMode, CombineOutput, DataType, DevicePtr, Plan, Rank, Tensor};
 
 use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
@@ -8,6 +10,7 @@ use crate::group::ferry_group;
 use crate::handle::{Opaque, get, put, require_place, store, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, require_room, sized, write};
+use crate::tensor::ferry_tensor;
 
 /// A checked configuration. Any thread may use it.
 pub struct ferry_plan(());
@@ -210,9 +213,12 @@ pub unsafe extern "C" fn ferry_plan_dispatch_layout(
         unsafe { require_room(output, "output")? };
         // SAFETY: the rule of pointers.
         let capacity = unsafe { ferry_capacity::get(capacity, plan)? };
-        let planned = ferry_dispatch_output::planned(plan.output_layout(capacity)?);
+        let layout = plan.output_layout(capacity)?;
+        let mut layout = layout.iter().map(ferry_tensor::planned);
+        let Ok(planned) = plan.each_output(|_| Ok::<_, Infallible>(layout.next()));
+        let planned = planned.map(Option::flatten);
         // SAFETY: the rule of pointers.
-        unsafe { write(output, "output", planned) }
+        unsafe { write(output, "output", ferry_dispatch_output::of(planned)) }
     })
 }
 

@@ -78,13 +78,18 @@ pub(crate) unsafe fn read<T: Sized0>(at: *const T, name: &str) -> Result<T, Fail
         );
         return Err(Failure::new(FERRY_STRUCT_SIZE, text));
     }
-    let mut value = MaybeUninit::<T>::zeroed();
+    let mut value: T = empty();
     // SAFETY: `known` bytes are at both places, which are apart.
     unsafe {
-        std::ptr::copy_nonoverlapping(at.cast::<u8>(), value.as_mut_ptr().cast(), known);
+        std::ptr::copy_nonoverlapping(at.cast::<u8>(), (&raw mut value).cast(), known);
     }
+    Ok(value)
+}
+
+/// A struct of zeros.
+pub(crate) fn empty<T: Sized0>() -> T {
     // SAFETY: every pattern of bits is a value: documented on `Sized0`.
-    Ok(unsafe { value.assume_init() })
+    unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 /// Checks the size of a struct that is to be written.

@@ -133,8 +133,9 @@ impl<'a, T> Tensors<'a, T> {
     }
 
     fn rows(&self, communicator: &Communicator) -> PyResult<DispatchOutput> {
-        let given = self.outputs.outputs(&communicator.outputs, self.places)?;
-        DispatchOutput::of(&communicator.plan.get().plan, &given).map_err(errors::from_any)
+        let plan = &communicator.plan.get().plan;
+        let given = self.outputs.outputs(plan, self.places)?;
+        DispatchOutput::of(plan, given).map_err(errors::from_any)
     }
 
     fn answers(&self, communicator: &Communicator) -> PyResult<(CombineInput, CombineOutput)> {

@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferry::{
-    Capacity, DataType, Device, DispatchTensors, Rank, ReceivedCounts, Round, Stream, Tensor,
-};
+use ferry::{Capacity, DataType, Device, Rank, ReceivedCounts, Round, Stream, Tensor};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -17,16 +15,12 @@ use crate::interrupt;
 use crate::plan::Plan;
 use crate::process::Own;
 use crate::scalars;
-use crate::tensor::Wanted;
 
 /// Time between two looks for a signal of a thread that waits for counts.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Time for which a thread that waits for counts leaves its core to nobody: they mostly come within some tens
 /// of microseconds, which is less than the shortest sleep.
 const SPIN: Duration = Duration::from_millis(1);
-
-/// Name and type of each output that a plan has.
-pub(crate) type Outputs = DispatchTensors<Wanted>;
 
 /// One rank's end.
 #[pyclass(frozen, module = "ferry_ep.core._ferry")]
@@ -41,7 +35,6 @@ pub(crate) struct Communicator {
     device: String,
     /// Its number among CUDA devices; -1 for others.
     pub(crate) ordinal: i32,
-    pub(crate) outputs: Outputs,
 }
 
 struct Inner {
@@ -66,9 +59,6 @@ impl Communicator {
         let (group, checked) = (group.open_outside_waits()?, plan.get().plan);
         let made = interrupt::detach(py, || ferry::Communicator::new(&group, &checked))?;
         let ranks = made.map_err(errors::from)?.into_iter();
-        let layout = checked.output_layout(Capacity::max(&checked));
-        let outputs = layout.and_then(|of| of.try_map(|of| Ok((of.name, of.data_type))));
-        let outputs = outputs.map_err(errors::from)?;
         let one = |communicator: ferry::Communicator| {
             let rank = communicator.rank();
             let device = communicator.device().clone();
@@ -79,7 +69,6 @@ impl Communicator {
                 plan: plan.clone_ref(py),
                 device: name,
                 ordinal: number.and_then(Result::ok).unwrap_or(-1),
-                outputs,
                 inner: Own::new(Inner {
                     slot: Mutex::new(Some(communicator)),
                     device,

@@ -1,9 +1,8 @@
 //! Outputs of dispatches in tensors, of which callers see some, and one has all others.
 
-use ferry::{AnyTensor, Capacity, DataType, DispatchTensors};
+use ferry::{AnyTensor, Capacity, DataType};
 use pyo3::prelude::*;
 
-use crate::communicator::Outputs;
 use crate::errors;
 use crate::plan::Plan;
 use crate::tensor::Wanted;
@@ -115,23 +114,30 @@ impl<T> Given<'_, T> {
     /// The outputs of a plan: at their places, or each output in a tensor, in order.
     pub(crate) fn outputs(
         &self,
-        outputs: &Outputs,
+        plan: &ferry::Plan,
         places: Option<&Places>,
-    ) -> PyResult<DispatchTensors<AnyTensor>> {
+    ) -> PyResult<[Option<AnyTensor>; 14]> {
         if let Some(places) = places {
             let mut places = places.outputs.iter();
-            return outputs.try_map(|(name, _)| {
+            return plan.each_output(|of| {
                 let place = places.next().and_then(Option::as_ref);
-                self.part(name, place.ok_or_else(|| misplaced(name))?)
+                self.part(of.name, place.ok_or_else(|| misplaced(of.name))?)
             });
         }
-        let (given, count) = (self.tensors.len(), outputs.iter().count());
+        let (mut count, format) = (0, plan.config().format);
+        let mut tensors = self.tensors.iter().flatten();
+        let outputs = plan.each_output(|of| {
+            count += 1;
+            let wanted = (of.name, of.data_type(format, false));
+            let tensor = tensors.next();
+            tensor.map(|tensor| (self.read)(wanted, tensor)).transpose()
+        })?;
+        let given = self.tensors.len();
         if given != count {
             let text = format!("{given} outputs were given, and there are {count}");
             return Err(errors::raise("ArgumentError", text));
         }
-        let mut tensors = self.tensors.iter().flatten();
-        outputs.try_map(|of| (self.read)(of, tensors.next().ok_or_else(|| misplaced(of.0))?))
+        Ok(outputs.map(Option::flatten))
     }
 
     /// Memory for the ids that a dispatch keeps.

@@ -60,10 +60,7 @@ impl DispatchOutput {
     }
 
     fn written(&self) -> [Named; 14] {
-        let views = self.views();
-        views
-            .named()
-            .map(|(name, view)| (name, view.map(|view| Extent::of(*view))))
+        named(Self::ARGUMENTS, &self.views())
     }
 }
 

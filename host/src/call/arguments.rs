@@ -1,19 +1,20 @@
-//! The table of a call's arguments: what checks, C and Python read of each.
-//! The outputs of a dispatch, whose sizes follow from the plan, are those of [`Plan::output_layout`].
+//! The table of a call's arguments: what checks, C and Python read of each. The outputs of a dispatch are in
+//! `tensors.rs`.
 
 use std::fmt::Display;
 
 use ferry_layout::{CombineMode, ReceiveLayout, TokenFormat};
 
-use self::Dim::{Capacity, Hidden, One, Tokens, TopK};
-use self::Elements::{Ids, Row, Scales, Sums, Word, X};
+use self::Dim::{Hidden, One, Rows, Tokens, TopK};
+use self::Elements::{Codes, Ids, Row, Scales, Sums, Word, X};
 use crate::call::epilogue::{CombineEpilogue, CombineSteps};
 use crate::call::{CombineInput, CombineOutput, DispatchInput};
 use crate::error::{EpilogueError, Error, TensorError};
 use crate::plan::Plan;
+use crate::tensor::Tensor;
 use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
-use crate::tensor::view::{Element, View};
+use crate::tensor::view::{Element, Layout, View};
 
 /// An argument of a call.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +23,11 @@ pub struct Argument {
     pub name: &'static str,
     /// Whether it is in every call.
     pub is_required: bool,
-    elements: Elements,
-    dims: &'static [Dim],
+    pub(super) elements: Elements,
+    pub(super) dims: &'static [Dim],
     when: When,
+    /// Whether a plan's calls have it. Inputs have rules instead, which say why a call takes none.
+    pub(super) is_in: fn(&Plan) -> bool,
 }
 
 /// Fails unless an argument of this name may be there, or be missing, in the calls of a plan.
@@ -32,27 +35,40 @@ type When = fn(&'static str, &Plan, is_given: bool) -> Result<(), Error>;
 
 /// Type and alignment of elements. Elements without a type in the table have checks of their own.
 #[derive(Clone, Copy, Debug)]
-enum Elements {
+pub(super) enum Elements {
     /// 16-byte aligned.
     Row(DataType),
     /// Aligned to their size.
     Word(DataType),
     /// BF16, or codes of the plan's format.
     X,
+    /// Elements of the plan's format.
+    Codes,
     Ids,
-    /// Scales of `X`.
+    /// Scales of `X` or of `Codes`.
     Scales,
     Sums,
 }
 
 /// Size of a dimension.
 #[derive(Clone, Copy, Debug)]
-enum Dim {
+pub(super) enum Dim {
     One,
     Tokens,
-    Capacity,
+    Rows,
     Hidden,
     TopK,
+    Ranks,
+    LocalExperts,
+    Groups,
+    /// Groups, and the end of the last.
+    GroupEnds,
+    /// What there is a count of: experts, or groups of rows.
+    Counted,
+    /// Numbers that say where a row comes from.
+    SourceWords,
+    /// Weights of a row.
+    RowWeights,
 }
 
 /// Sizes of a call.
@@ -60,21 +76,22 @@ enum Dim {
 pub(super) struct Sizes {
     pub(super) tokens: usize,
     /// Rows that fit in the dispatch's outputs.
-    pub(super) capacity: usize,
+    pub(super) rows: usize,
 }
 
 impl Argument {
-    const fn new(name: &'static str, elements: Elements, dims: &'static [Dim]) -> Self {
+    pub(super) const fn new(name: &'static str, elements: Elements, dims: &'static [Dim]) -> Self {
         Self {
             name,
             is_required: false,
             elements,
             dims,
             when: |_, _, _| Ok(()),
+            is_in: |_| true,
         }
     }
 
-    const fn required(self) -> Self {
+    pub(super) const fn required(self) -> Self {
         Self {
             is_required: true,
             ..self
@@ -85,7 +102,11 @@ impl Argument {
         Self { when, ..self }
     }
 
-    /// Whether it has the scales of an `x` that is encoded.
+    pub(super) const fn of(self, is_in: fn(&Plan) -> bool) -> Self {
+        Self { is_in, ..self }
+    }
+
+    /// Whether it has the scales of rows that are encoded.
     pub const fn is_scales(&self) -> bool {
         matches!(self.elements, Scales)
     }
@@ -95,6 +116,7 @@ impl Argument {
     pub fn data_type(&self, format: TokenFormat, is_encoded: bool) -> DataType {
         match self.elements {
             Row(data_type) | Word(data_type) => data_type,
+            Codes => DataType::of_tokens(format),
             X if is_encoded => DataType::of_tokens(format),
             X | Sums => DataType::Bf16,
             Ids => DataType::I32,
@@ -113,18 +135,61 @@ impl Argument {
             Row(_) => Element::row(data_type),
             _ => Element::natural(data_type),
         };
+        let wanted = self.layout(plan, sizes, element);
+        Ok(tensor.require(self.name, wanted.dims(), wanted.element)?)
+    }
+
+    /// Its sizes.
+    pub(super) fn layout(&self, plan: &Plan, sizes: Sizes, element: Element) -> Layout {
         let config = plan.config();
-        let mut dims = [0; 2];
-        for (size, dim) in dims.iter_mut().zip(self.dims) {
-            *size = match dim {
-                One => 1,
-                Tokens => sizes.tokens,
-                Capacity => sizes.capacity,
-                Hidden => config.hidden,
-                TopK => config.top_k,
-            };
-        }
-        Ok(tensor.require(self.name, &dims[..self.dims.len()], element)?)
+        Layout::new(element, self.dims, |dim| match dim {
+            One => 1,
+            Tokens => sizes.tokens,
+            Rows => sizes.rows,
+            Hidden => config.hidden,
+            TopK => config.top_k,
+            Dim::Ranks => plan.ranks() as usize,
+            Dim::LocalExperts => plan.local_experts(),
+            Dim::Groups => plan.groups(),
+            Dim::GroupEnds => plan.groups() + 1,
+            Dim::Counted if config.receive.keeps_rows() => plan.local_experts(),
+            Dim::Counted => plan.groups(),
+            Dim::SourceWords if plan.receive().row_sources => 3,
+            Dim::SourceWords => 2,
+            Dim::RowWeights if config.receive.keeps_rows() => config.top_k,
+            Dim::RowWeights => 1,
+        })
+    }
+}
+
+/// Tensors of a table's arguments, one after the other.
+pub(super) struct InOrder<const N: usize> {
+    table: &'static [Argument; N],
+    given: [Option<AnyTensor>; N],
+    at: usize,
+}
+
+impl<const N: usize> InOrder<N> {
+    pub(super) const fn new(table: &'static [Argument; N], given: [Option<AnyTensor>; N]) -> Self {
+        let at = 0;
+        Self { table, given, at }
+    }
+
+    /// The next tensor, with its name.
+    pub(super) const fn any(&mut self) -> (&'static str, Option<AnyTensor>) {
+        let at = self.at;
+        self.at += 1;
+        (self.table[at].name, self.given[at])
+    }
+
+    pub(super) fn optional<const D: usize>(&mut self) -> Result<Option<Tensor<D>>, TensorError> {
+        let (name, given) = self.any();
+        AnyTensor::optional(name, given)
+    }
+
+    pub(super) fn required<const D: usize>(&mut self) -> Result<Tensor<D>, TensorError> {
+        let (name, given) = self.any();
+        AnyTensor::required(name, given)
     }
 }
 
@@ -157,15 +222,15 @@ impl DispatchInput {
     /// # Errors
     /// [`TensorError`] for a tensor of another number of dimensions, and if `x` or `topk_ids` is missing.
     pub fn of(given: [Option<AnyTensor>; 7]) -> Result<Self, TensorError> {
-        let [x, ids, weights, scale, count, scales, kept_ids] = given;
+        let mut all = InOrder::new(Self::ARGUMENTS, given);
         Ok(Self {
-            x: AnyTensor::required("x", x)?,
-            topk_ids: AnyTensor::required("topk_ids", ids)?,
-            topk_weights: AnyTensor::optional("topk_weights", weights)?,
-            input_scale: AnyTensor::optional("input_scale", scale)?,
-            tokens_on_device: AnyTensor::optional("tokens_on_device", count)?,
-            x_scales: AnyTensor::optional("x_scales", scales)?,
-            kept_ids: AnyTensor::optional("kept_ids", kept_ids)?,
+            x: all.required()?,
+            topk_ids: all.required()?,
+            topk_weights: all.optional()?,
+            input_scale: all.optional()?,
+            tokens_on_device: all.optional()?,
+            x_scales: all.optional()?,
+            kept_ids: all.optional()?,
         })
     }
 
@@ -190,17 +255,16 @@ impl DispatchInput {
 impl CombineInput {
     /// Its arguments. Those from `row_scales` to `residual` are [`CombineSteps`].
     pub const ARGUMENTS: &'static [Argument; 10] = &[
-        Argument::new("expert_rows", Row(DataType::Bf16), &[Capacity, Hidden]).required(),
+        Argument::new("expert_rows", Row(DataType::Bf16), &[Rows, Hidden]).required(),
         Argument::new("topk_weights", Word(DataType::F32), &[Tokens, TopK]).when(weighs_sums),
-        Argument::new("row_weights", Word(DataType::F32), &[Capacity]).when(weighs_rows),
+        Argument::new("row_weights", Word(DataType::F32), &[Rows]).when(weighs_rows),
         Argument::new("row_scales", Word(DataType::F32), &[Tokens]),
         Argument::new("biases[0]", Row(DataType::Bf16), &[Hidden]),
         Argument::new("biases[1]", Row(DataType::Bf16), &[Hidden]),
         Argument::new("residual", Row(DataType::Bf16), &[Tokens, Hidden]),
         Argument::new("initial[0]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
         Argument::new("initial[1]", Row(DataType::Bf16), &[Tokens, Hidden]).when(begins_sums),
-        Argument::new("received_weights", Word(DataType::F32), &[Capacity, TopK])
-            .when(returns_weights),
+        Argument::new("received_weights", Word(DataType::F32), &[Rows, TopK]).when(returns_weights),
     ];
 
     /// Inputs of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS), without an epilogue of the caller's
@@ -209,35 +273,20 @@ impl CombineInput {
     /// # Errors
     /// [`TensorError`] for a tensor of another number of dimensions, and if `expert_rows` is missing.
     pub fn of(given: [Option<AnyTensor>; 10]) -> Result<Self, TensorError> {
-        let [
-            rows,
-            weights,
-            of_rows,
-            row_scales,
-            first,
-            second,
-            residual,
-            initial,
-            more,
-            received,
-        ] = given;
+        let mut all = InOrder::new(Self::ARGUMENTS, given);
+        let expert_rows = all.required()?;
+        let (topk_weights, row_weights) = (all.optional()?, all.optional()?);
         let steps = CombineSteps {
-            row_scales: AnyTensor::optional("row_scales", row_scales)?,
-            biases: [
-                AnyTensor::optional("biases[0]", first)?,
-                AnyTensor::optional("biases[1]", second)?,
-            ],
-            residual: AnyTensor::optional("residual", residual)?,
+            row_scales: all.optional()?,
+            biases: [all.optional()?, all.optional()?],
+            residual: all.optional()?,
         };
         Ok(Self {
-            expert_rows: AnyTensor::required("expert_rows", rows)?,
-            topk_weights: AnyTensor::optional("topk_weights", weights)?,
-            row_weights: AnyTensor::optional("row_weights", of_rows)?,
-            initial: [
-                AnyTensor::optional("initial[0]", initial)?,
-                AnyTensor::optional("initial[1]", more)?,
-            ],
-            received_weights: AnyTensor::optional("received_weights", received)?,
+            expert_rows,
+            topk_weights,
+            row_weights,
+            initial: [all.optional()?, all.optional()?],
+            received_weights: all.optional()?,
             epilogue: if steps == CombineSteps::default() {
                 CombineEpilogue::None
             } else {
@@ -411,57 +460,5 @@ fn require_field(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tensor::handles::DevicePtr;
-
-    /// Tensors of these numbers of dimensions, each at an address of its own.
-    fn tensors<const N: usize>(ndims: [usize; N]) -> [Option<AnyTensor>; N] {
-        let mut address = 0;
-        ndims.map(|ndim| {
-            address += 16;
-            // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
-            let at = unsafe { DevicePtr::new(address, 16) };
-            AnyTensor::new(at, DataType::F32, &[1; 5][..ndim], None)
-        })
-    }
-
-    /// Checks that each argument is in its place, and that its errors have its name.
-    fn each_is_itself<const N: usize>(
-        table: &[Argument; N],
-        ndims: [usize; N],
-        read: impl Fn([Option<AnyTensor>; N]) -> Result<[Option<AnyTensor>; N], TensorError>,
-    ) {
-        let all = tensors(ndims);
-        assert_eq!(read(all), Ok(all));
-        for (at, argument) in table.iter().enumerate() {
-            let mut other = all;
-            other[at] = AnyTensor::new(DevicePtr::NULL, DataType::F32, &[1; 4], None);
-            assert_eq!(read(other).unwrap_err().tensor, argument.name);
-            other[at] = None;
-            match read(other) {
-                Ok(read) => assert!(!argument.is_required && read == other),
-                Err(error) => assert!(argument.is_required && error.tensor == argument.name),
-            }
-        }
-    }
-
-    #[test]
-    fn each_argument_is_the_one_of_its_row() {
-        each_is_itself(DispatchInput::ARGUMENTS, [2, 2, 2, 1, 1, 2, 2], |given| {
-            Ok(DispatchInput::of(given)?.tensors())
-        });
-        let of_combine = [2, 2, 1, 1, 1, 1, 2, 2, 2, 2];
-        each_is_itself(CombineInput::ARGUMENTS, of_combine, |given| {
-            Ok(CombineInput::of(given)?.tensors())
-        });
-        each_is_itself(CombineOutput::ARGUMENTS, [2, 2], |given| {
-            Ok(CombineOutput::of(given)?.tensors())
-        });
-        let [apart, _] = tensors([3, 1]);
-        assert!(matches!(
-            CombineOutput::of([apart, None]),
-            Ok(CombineOutput::Apart(_))
-        ));
-    }
-}
+#[path = "arguments_tests.rs"]
+mod tests;

@@ -53,7 +53,8 @@ impl CombineInput {
         let Received {
             tokens, capacity, ..
         } = received;
-        let sizes = Sizes { tokens, capacity };
+        let rows = capacity;
+        let sizes = Sizes { tokens, rows };
         let (read, written) = (self.views(), output.views());
         // What goes with the mode comes before what goes with the layout: it says more.
         let (first, others) = Self::ARGUMENTS.split_at(2);

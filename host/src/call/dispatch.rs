@@ -12,7 +12,6 @@ use crate::call::scales::{ScaleAddresses, ScaleTensor};
 use crate::error::{Error, Problem, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::plan::check::MAX_ROWS;
 use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::DataType;
@@ -49,10 +48,7 @@ impl DispatchInput {
         self.x
             .require_rows("x", dims, self.element(config.format))?;
         self.require_ids(plan)?;
-        let sizes = Sizes {
-            tokens,
-            capacity: 0,
-        };
+        let sizes = Sizes { tokens, rows: 0 };
         let tensors = self.views();
         arguments::check(Self::ARGUMENTS, &tensors, plan, sizes)?;
         self.require_kept_ids_apart(&tensors)?;
@@ -229,43 +225,15 @@ impl DispatchOutput {
 
     /// Checks every tensor by itself.
     pub(crate) fn check(&self, plan: &Plan) -> Result<ScaleAddresses, Error> {
-        let (rows, given) = (self.capacity(), self.scales.as_ref());
-        let wanted = Capacity {
+        let (form, shape, rows) = (plan.scale_form(), plan.shape(), self.capacity());
+        let scales = ScaleTensor::check(self.scales.as_ref(), form, shape, plan.groups(), rows)?;
+        let capacity = Capacity {
             rows,
+            scale_blocks: scales.blocks as usize,
             wide_ids: self.has_wide_ids(),
-            ..Capacity::default()
         };
-        if let Some(rule) = plan.fixed_rows(rows) {
-            return Err(Error::Capacity(Problem {
-                field: "rows",
-                value: rows.to_string(),
-                rule,
-            }));
-        }
-        if plan.counts_groups() && !rows.is_multiple_of(plan.row_alignment() as usize) {
-            return Err(Error::Capacity(Problem {
-                field: "rows",
-                value: rows.to_string(),
-                rule: plan.multiple(),
-            }));
-        }
-        let (form, shape) = (plan.scale_form(), plan.shape());
-        let scales = ScaleTensor::check(given, form, shape, plan.groups(), rows)?;
-        if rows as u128 > MAX_ROWS {
-            return Err(Error::Capacity(Problem {
-                field: "rows",
-                value: rows.to_string(),
-                rule: format!("it must be at most {MAX_ROWS}"),
-            }));
-        }
-        if let Some(rule) = plan.fixed_blocks(scales.blocks as usize) {
-            return Err(Error::Capacity(Problem {
-                field: "scale_blocks",
-                value: scales.blocks.to_string(),
-                rule,
-            }));
-        }
-        self.require(&plan.outputs(wanted), plan)?;
+        capacity.fits(plan)?;
+        self.require(plan, capacity)?;
         Ok(scales)
     }
 

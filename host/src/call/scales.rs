@@ -3,11 +3,9 @@
 use ferry_layout::{Shape, TokenFormat};
 
 use crate::error::{Error, TensorError};
-use crate::plan::capacity::{countable_blocks, countable_rows};
 use crate::plan::scale_form::ScaleForm;
 use crate::tensor::Tensor;
 use crate::tensor::any::AnyTensor;
-use crate::tensor::data_type::DataType;
 use crate::tensor::view::Element;
 
 /// The scales of dispatch's output rows. Kernels number the 32-bit words of one-byte scales in 32 bits: more
@@ -106,61 +104,47 @@ impl ScaleTensor {
         experts: usize,
         capacity: usize,
     ) -> Result<ScaleAddresses, Error> {
-        let groups = groups(shape);
-        let byte = DataType::of_scales(shape.format()).unwrap_or(DataType::U8);
-        let at = |scales: u64| ScaleAddresses {
-            scales,
-            ..ScaleAddresses::default()
+        let (tensor, blocks) = match (given, form) {
+            (None, ScaleForm::None) => return Ok(ScaleAddresses::default()),
+            (
+                Some(Self::Transposed(scales)),
+                ScaleForm::Transposed { .. } | ScaleForm::TransposedBlocks,
+            )
+            | (Some(Self::RowMajor(scales)), ScaleForm::RowMajor) => (scales.view(), 0),
+            (Some(Self::Tiled { scales, .. }), ScaleForm::Tiled) => (scales.view(), scales.dims[0]),
+            _ => {
+                return Err(Error::WrongScales {
+                    given: Self::title(given),
+                    wanted: form.title(),
+                    format: shape.format(),
+                });
+            }
         };
-        match (given, form) {
-            (None, ScaleForm::None) => Ok(at(0)),
-            (Some(Self::Transposed(scales)), ScaleForm::Transposed { multiple }) => {
-                // TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
-                // "cuTensorMapEncodeTiled").
-                scales.require("scales", [groups, capacity], Element::row(DataType::F32))?;
-                if !capacity.is_multiple_of(multiple) {
-                    return Err(TensorError {
-                        tensor: "scales",
-                        wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".into(),
-                        given: capacity.to_string(),
-                    }
-                    .into());
-                }
-                Ok(at(scales.at.address()))
+        form.countable(shape, capacity, blocks)?;
+        let wanted = form.layout(shape, experts, capacity, blocks);
+        tensor.require("scales", wanted.dims(), wanted.element)?;
+        if let ScaleForm::Transposed { multiple } = form
+            && !capacity.is_multiple_of(multiple)
+        {
+            return Err(TensorError {
+                tensor: "scales",
+                wanted: "a number of rows that is a multiple of 4, as 16 bytes hold".into(),
+                given: capacity.to_string(),
             }
-            (Some(Self::Transposed(scales)), ScaleForm::TransposedBlocks) => {
-                // `experts` blocks.
-                countable_rows(shape, capacity)?;
-                let block = capacity.checked_div(experts).unwrap_or(0);
-                scales.require(
-                    "scales",
-                    [experts * groups, block],
-                    Element::row(DataType::F32),
-                )?;
-                Ok(at(scales.at.address()))
-            }
-            (Some(Self::RowMajor(scales)), ScaleForm::RowMajor) => {
-                countable_rows(shape, capacity)?;
-                scales.require("scales", [capacity, groups], Element::word(byte))?;
-                Ok(at(scales.at.address()))
-            }
-            (Some(Self::Tiled { scales, offsets }), ScaleForm::Tiled) => {
-                let blocks = scales.dims[0];
-                countable_blocks(shape, blocks)?;
-                scales.require("scales", [blocks, groups / 4, 32, 4, 4], Element::row(byte))?;
-                offsets.require("scale_offsets", [experts], Element::U32)?;
-                Ok(ScaleAddresses {
-                    scales: scales.at.address(),
-                    offsets: offsets.at.address(),
-                    blocks: blocks as u64,
-                })
-            }
-            _ => Err(Error::WrongScales {
-                given: Self::title(given),
-                wanted: form.title(),
-                format: shape.format(),
-            }),
+            .into());
         }
+        let offsets = match given {
+            Some(Self::Tiled { offsets, .. }) => {
+                offsets.require("scale_offsets", [experts], Element::U32)?;
+                offsets.at.address()
+            }
+            _ => 0,
+        };
+        Ok(ScaleAddresses {
+            scales: tensor.at.address(),
+            offsets,
+            blocks: blocks as u64,
+        })
     }
 
     /// Name of `scales` in error messages.
@@ -173,10 +157,4 @@ impl ScaleTensor {
         };
         form.title()
     }
-}
-
-/// Number of scales of a row, without the row's own scale.
-fn groups(shape: &Shape) -> usize {
-    let group = shape.sizes().group;
-    shape.hidden.checked_div(group).unwrap_or(0) as usize
 }

@@ -1,59 +1,27 @@
-//! The output tensors of a dispatch: their layouts and addresses.
-
-use std::convert::Infallible;
+//! The output tensors of a dispatch: their table, layouts and addresses.
 
 use ferry_layout::ReceiveLayout;
 
 use crate::call::DispatchOutput;
+use crate::call::arguments::Dim::{
+    Counted, GroupEnds, Groups, Hidden, LocalExperts, Ranks, RowWeights, Rows, SourceWords, TopK,
+};
+use crate::call::arguments::Elements::{Codes, Ids, Scales, Word};
+use crate::call::arguments::{Argument, InOrder, Sizes};
 use crate::call::scales::ScaleTensor;
 use crate::error::{Error, TensorError};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::plan::scale_form::ScaleForm;
-use crate::tensor::Tensor;
 use crate::tensor::any::{AnyTensor, view};
 use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
-use crate::tensor::view::{Element, View};
-
-/// A value for each output tensor of a dispatch: `None` for those that the plan's format and
-/// [receive layout](crate::Config::receive) do not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DispatchTensors<T> {
-    /// Value for [`DispatchOutput::tokens`].
-    pub tokens: Option<T>,
-    /// Value for the scales in [`DispatchOutput::scales`], in any layout.
-    pub scales: Option<T>,
-    /// Value for the `offsets` of [`ScaleTensor::Tiled`].
-    pub scale_offsets: Option<T>,
-    /// Value for [`DispatchOutput::row_scales`].
-    pub row_scales: Option<T>,
-    /// Value for [`DispatchOutput::row_offsets`].
-    pub row_offsets: Option<T>,
-    /// Value for [`DispatchOutput::expert_ids`].
-    pub expert_ids: Option<T>,
-    /// Value for [`DispatchOutput::src_info`].
-    pub src_info: T,
-    /// Value for [`DispatchOutput::ids`].
-    pub ids: Option<T>,
-    /// Value for [`DispatchOutput::weights`].
-    pub weights: Option<T>,
-    /// Value for [`DispatchOutput::source_counts`].
-    pub source_counts: Option<T>,
-    /// Value for [`DispatchOutput::expert_counts`].
-    pub expert_counts: Option<T>,
-    /// Value for [`DispatchOutput::row_ends`].
-    pub row_ends: Option<T>,
-    /// Value for [`DispatchOutput::m_indices`].
-    pub m_indices: Option<T>,
-    /// Value for [`DispatchOutput::source_ranges`].
-    pub source_ranges: Option<T>,
-}
+use crate::tensor::view::{Element, Layout, View, bytes_of};
 
 /// A tensor without gaps that is not allocated yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorLayout {
-    /// Its name in [`DispatchTensors`].
+    /// Its name in [`DispatchOutput::ARGUMENTS`].
     pub name: &'static str,
     /// Type of the elements.
     pub data_type: DataType,
@@ -65,72 +33,103 @@ pub struct TensorLayout {
     pub align: u64,
 }
 
-impl<T> DispatchTensors<T> {
-    /// Replaces each value by the result of `map`, in the order of the fields: a layout by memory, say.
-    ///
-    /// # Errors
-    /// The first error of `map`, which is then not called any more.
-    pub fn try_map<U, E>(
-        self,
-        mut map: impl FnMut(T) -> Result<U, E>,
-    ) -> Result<DispatchTensors<U>, E> {
-        Ok(DispatchTensors {
-            tokens: self.tokens.map(&mut map).transpose()?,
-            scales: self.scales.map(&mut map).transpose()?,
-            scale_offsets: self.scale_offsets.map(&mut map).transpose()?,
-            row_scales: self.row_scales.map(&mut map).transpose()?,
-            row_offsets: self.row_offsets.map(&mut map).transpose()?,
-            expert_ids: self.expert_ids.map(&mut map).transpose()?,
-            src_info: map(self.src_info)?,
-            ids: self.ids.map(&mut map).transpose()?,
-            weights: self.weights.map(&mut map).transpose()?,
-            source_counts: self.source_counts.map(&mut map).transpose()?,
-            expert_counts: self.expert_counts.map(&mut map).transpose()?,
-            row_ends: self.row_ends.map(&mut map).transpose()?,
-            m_indices: self.m_indices.map(&mut map).transpose()?,
-            source_ranges: self.source_ranges.map(&mut map).transpose()?,
-        })
-    }
-
-    /// Replaces each value by the result of `map`, in the order of the fields.
-    pub fn map<U>(self, mut map: impl FnMut(T) -> U) -> DispatchTensors<U> {
-        let Ok(mapped) = self.try_map(|value| Ok::<_, Infallible>(map(value)));
-        mapped
-    }
-
-    /// Every tensor's name, and its value if it is present, in the order of the fields.
-    pub fn named(&self) -> [(&'static str, Option<&T>); 14] {
-        [
-            ("tokens", self.tokens.as_ref()),
-            ("scales", self.scales.as_ref()),
-            ("scale_offsets", self.scale_offsets.as_ref()),
-            ("row_scales", self.row_scales.as_ref()),
-            ("row_offsets", self.row_offsets.as_ref()),
-            ("expert_ids", self.expert_ids.as_ref()),
-            ("src_info", Some(&self.src_info)),
-            ("ids", self.ids.as_ref()),
-            ("weights", self.weights.as_ref()),
-            ("source_counts", self.source_counts.as_ref()),
-            ("expert_counts", self.expert_counts.as_ref()),
-            ("row_ends", self.row_ends.as_ref()),
-            ("m_indices", self.m_indices.as_ref()),
-            ("source_ranges", self.source_ranges.as_ref()),
-        ]
-    }
-
-    /// All values that are present, in the order of the fields.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.named().into_iter().filter_map(|(_, value)| value)
+impl Argument {
+    /// The output that a dispatch of this plan writes; `None` if it writes none.
+    #[inline]
+    fn output(&self, plan: &Plan, capacity: Capacity) -> Option<Layout> {
+        if !(self.is_in)(plan) {
+            return None;
+        }
+        let Capacity {
+            rows,
+            scale_blocks,
+            wide_ids,
+        } = capacity;
+        let data_type = self.data_type(plan.config().format, false);
+        let element = match self.elements {
+            Scales => {
+                let (form, groups) = (plan.scale_form(), plan.groups());
+                return Some(form.layout(plan.shape(), groups, rows, scale_blocks));
+            }
+            Codes => Element::row(data_type),
+            Ids if wide_ids => Element::natural(DataType::I64),
+            _ => Element::natural(data_type),
+        };
+        Some(self.layout(plan, Sizes { tokens: 0, rows }, element))
     }
 }
 
+const fn keeps_rows(plan: &Plan) -> bool {
+    plan.config().receive.keeps_rows()
+}
+
+const fn by_expert(plan: &Plan) -> bool {
+    !keeps_rows(plan)
+}
+
+const fn copies_rows(plan: &Plan) -> bool {
+    !matches!(plan.receive().layout, ReceiveLayout::View)
+}
+
 impl DispatchOutput {
-    /// All tensors.
-    pub fn tensors(&self) -> DispatchTensors<AnyTensor> {
-        self.views().map(AnyTensor::from)
+    /// Its tensors.
+    pub const ARGUMENTS: &'static [Argument; 14] = &[
+        Argument::new("tokens", Codes, &[Rows, Hidden]).of(copies_rows),
+        Argument::new("scales", Scales, &[]).of(|plan| plan.scale_form() != ScaleForm::None),
+        Argument::new("scale_offsets", Word(DataType::U32), &[Groups])
+            .of(|plan| plan.scale_form() == ScaleForm::Tiled),
+        Argument::new("row_scales", Word(DataType::Bf16), &[Rows])
+            .of(|plan| plan.shape().sizes().has_row_scale && copies_rows(plan)),
+        Argument::new("row_offsets", Word(DataType::U32), &[GroupEnds]).of(by_expert),
+        Argument::new("expert_ids", Word(DataType::I32), &[Groups]).of(by_expert),
+        Argument::new("src_info", Word(DataType::I32), &[Rows, SourceWords]).required(),
+        Argument::new("ids", Ids, &[Rows, TopK]).of(keeps_rows),
+        Argument::new("weights", Word(DataType::F32), &[Rows, RowWeights])
+            .of(|plan| keeps_rows(plan) || plan.receive().row_sources),
+        Argument::new("source_counts", Word(DataType::I32), &[Ranks]).of(keeps_rows),
+        Argument::new("expert_counts", Word(DataType::I32), &[Counted])
+            .of(|plan| keeps_rows(plan) || plan.counts_groups()),
+        Argument::new("row_ends", Word(DataType::U32), &[Groups]).of(Plan::counts_groups),
+        Argument::new("m_indices", Word(DataType::I32), &[Rows])
+            .of(|plan| plan.receive().m_indices),
+        Argument::new("source_ranges", Word(DataType::I64), &[LocalExperts, Ranks])
+            .of(|plan| plan.block_rows() > 0),
+    ];
+
+    /// Outputs of tensors in the order of [`ARGUMENTS`](Self::ARGUMENTS), of dispatches of this plan. Their
+    /// sizes and elements are checked by calls.
+    ///
+    /// # Errors
+    /// [`TensorError`] for a tensor of another number of dimensions, if `src_info` is missing, and for
+    /// `scale_offsets` that are missing or superfluous.
+    pub fn of(plan: &Plan, given: [Option<AnyTensor>; 14]) -> Result<Self, TensorError> {
+        let mut all = InOrder::new(Self::ARGUMENTS, given);
+        Ok(Self {
+            tokens: all.optional()?,
+            scales: {
+                let [(_, scales), (_, offsets)] = [all.any(), all.any()];
+                ScaleTensor::in_form(plan.scale_form(), scales, offsets)?
+            },
+            row_scales: all.optional()?,
+            row_offsets: all.optional()?,
+            expert_ids: all.optional()?,
+            src_info: all.required()?,
+            ids: all.optional()?,
+            weights: all.optional()?,
+            source_counts: all.optional()?,
+            expert_counts: all.optional()?,
+            row_ends: all.optional()?,
+            m_indices: all.optional()?,
+            source_ranges: all.optional()?,
+        })
     }
 
-    pub(super) fn views(&self) -> DispatchTensors<View<'_>> {
+    /// Its tensors, in the order of [`ARGUMENTS`](Self::ARGUMENTS).
+    pub fn tensors(&self) -> [Option<AnyTensor>; 14] {
+        self.views().map(|tensor| tensor.map(AnyTensor::from))
+    }
+
+    pub(super) fn views(&self) -> [Option<View<'_>>; 14] {
         let (scales, scale_offsets) = match &self.scales {
             None => (None, None),
             Some(ScaleTensor::Transposed(scales) | ScaleTensor::RowMajor(scales)) => {
@@ -140,78 +139,36 @@ impl DispatchOutput {
                 (Some(scales.view()), Some(offsets.view()))
             }
         };
-        DispatchTensors {
-            tokens: view(self.tokens.as_ref()),
+        [
+            view(self.tokens.as_ref()),
             scales,
             scale_offsets,
-            row_scales: view(self.row_scales.as_ref()),
-            row_offsets: view(self.row_offsets.as_ref()),
-            expert_ids: view(self.expert_ids.as_ref()),
-            src_info: self.src_info.view(),
-            ids: view(self.ids.as_ref()),
-            weights: view(self.weights.as_ref()),
-            source_counts: view(self.source_counts.as_ref()),
-            expert_counts: view(self.expert_counts.as_ref()),
-            row_ends: view(self.row_ends.as_ref()),
-            m_indices: view(self.m_indices.as_ref()),
-            source_ranges: view(self.source_ranges.as_ref()),
-        }
+            view(self.row_scales.as_ref()),
+            view(self.row_offsets.as_ref()),
+            view(self.expert_ids.as_ref()),
+            Some(self.src_info.view()),
+            view(self.ids.as_ref()),
+            view(self.weights.as_ref()),
+            view(self.source_counts.as_ref()),
+            view(self.expert_counts.as_ref()),
+            view(self.row_ends.as_ref()),
+            view(self.m_indices.as_ref()),
+            view(self.source_ranges.as_ref()),
+        ]
     }
 
-    /// Outputs in these tensors. Their sizes and elements are checked by calls.
-    ///
-    /// # Errors
-    /// [`TensorError`] for a tensor of another number of dimensions, and for `scale_offsets` that are missing
-    /// or superfluous.
-    pub fn of(plan: &Plan, given: &DispatchTensors<AnyTensor>) -> Result<Self, TensorError> {
-        let (scales, offsets) = (given.scales, given.scale_offsets);
-        Ok(Self {
-            tokens: AnyTensor::optional("tokens", given.tokens)?,
-            scales: ScaleTensor::in_form(plan.scale_form(), scales, offsets)?,
-            row_scales: AnyTensor::optional("row_scales", given.row_scales)?,
-            row_offsets: AnyTensor::optional("row_offsets", given.row_offsets)?,
-            expert_ids: AnyTensor::optional("expert_ids", given.expert_ids)?,
-            src_info: given.src_info.of("src_info")?,
-            ids: AnyTensor::optional("ids", given.ids)?,
-            weights: AnyTensor::optional("weights", given.weights)?,
-            source_counts: AnyTensor::optional("source_counts", given.source_counts)?,
-            expert_counts: AnyTensor::optional("expert_counts", given.expert_counts)?,
-            row_ends: AnyTensor::optional("row_ends", given.row_ends)?,
-            m_indices: AnyTensor::optional("m_indices", given.m_indices)?,
-            source_ranges: AnyTensor::optional("source_ranges", given.source_ranges)?,
-        })
-    }
-
-    /// Alignment of the tensor `name` with elements of this type.
-    fn align(&self, name: &str, data_type: DataType) -> u64 {
-        match (name, self.scales) {
-            ("scales", Some(ScaleTensor::RowMajor(_))) => 4,
-            ("tokens" | "scales", _) => 16,
-            _ => Element::natural(data_type).align_bytes,
-        }
-    }
-
-    /// Checks that these outputs have the tensors of `wanted`, in their shapes. Scales are checked apart.
-    pub(super) fn require(&self, wanted: &Self, plan: &Plan) -> Result<(), TensorError> {
-        fn others(of: &DispatchOutput) -> DispatchTensors<View<'_>> {
-            DispatchTensors {
-                scales: None,
-                scale_offsets: None,
-                ..of.views()
-            }
-        }
-        let (all, given) = (others(wanted), others(self));
-        for ((name, of), (_, given)) in all.named().into_iter().zip(given.named()) {
-            match (of, given) {
+    /// Checks that these outputs have the tensors of the plan, in their shapes. Scales are checked apart.
+    pub(super) fn require(&self, plan: &Plan, capacity: Capacity) -> Result<(), TensorError> {
+        let pairs = Self::ARGUMENTS.iter().zip(self.views());
+        for (of, given) in pairs.filter(|(of, _)| !of.is_scales()) {
+            match (of.output(plan, capacity), given) {
                 (None, None) => {}
-                (Some(of), Some(given)) => {
-                    let element = Element {
-                        data_type: of.data_type,
-                        align_bytes: wanted.align(name, of.data_type),
-                    };
-                    given.require(name, of.dims, element)?;
+                (Some(wanted), Some(given)) => {
+                    given.require(of.name, wanted.dims(), wanted.element)?;
                 }
-                _ => return Err(unfit(name, plan, of.is_some(), given.is_some(), "a tensor")),
+                (wanted, given) => {
+                    return Err(unfit(of.name, plan, wanted.is_some(), given.is_some()));
+                }
             }
         }
         Ok(())
@@ -219,9 +176,10 @@ impl DispatchOutput {
 }
 
 impl Plan {
-    /// The output tensors of a dispatch with this capacity: bytes, alignment, sizes and elements of each,
-    /// for engines that allocate themselves. [`DispatchOutput::from_addresses`] turns their memory into
-    /// outputs. Not collective; does not synchronize.
+    /// The output tensors of a dispatch with this capacity, in the order of [`DispatchOutput::ARGUMENTS`]:
+    /// bytes, alignment, sizes and elements of each, for engines that allocate themselves.
+    /// [`DispatchOutput::from_addresses`] turns their memory into outputs. Not collective; does not
+    /// synchronize.
     ///
     /// # Errors
     /// [`Error::Capacity`], [`Error::TooManyScales`].
@@ -236,151 +194,90 @@ impl Plan {
     ///     ..Config::new(4, 2, 256, 3)
     /// })?;
     /// let layout = plan.output_layout(Capacity::of_rows(&plan, 8))?;
-    /// assert_eq!(layout.tokens.unwrap().bytes, 8 * 256);
-    /// let scales = layout.scales.expect("a format with scales");
-    /// assert_eq!((scales.data_type, &scales.dims[..]), (DataType::F32, &[2, 8][..]));
+    /// let [tokens, scales] = [&layout[0], &layout[1]];
+    /// assert_eq!((tokens.name, tokens.bytes), ("tokens", 8 * 256));
+    /// assert_eq!((scales.name, scales.data_type), ("scales", DataType::F32));
+    /// assert_eq!(scales.dims, [2, 8]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn output_layout(
-        &self,
-        capacity: Capacity,
-    ) -> Result<DispatchTensors<TensorLayout>, Error> {
+    pub fn output_layout(&self, capacity: Capacity) -> Result<Vec<TensorLayout>, Error> {
         capacity.check(self)?;
-        let outputs = self.outputs(capacity);
-        let tensors = outputs.views();
-        let mut names = (tensors.named().into_iter())
-            .filter(|(_, tensor)| tensor.is_some())
-            .map(|(name, _)| name);
-        let layout = |tensor: View<'_>| {
-            let name = names.next().expect("a name for each tensor");
-            Ok(TensorLayout {
-                name,
-                data_type: tensor.data_type,
-                dims: tensor.dims.to_vec(),
-                bytes: tensor.span(),
-                align: outputs.align(name, tensor.data_type),
+        let layout = |of: &Argument| {
+            let layout = of.output(self, capacity)?;
+            let Element {
+                data_type,
+                align_bytes,
+            } = layout.element;
+            Some(TensorLayout {
+                name: of.name,
+                data_type,
+                dims: layout.dims().to_vec(),
+                bytes: bytes_of(layout.dims(), data_type).unwrap_or(u64::MAX),
+                align: align_bytes,
             })
         };
-        tensors.try_map(layout)
+        Ok(DispatchOutput::ARGUMENTS
+            .iter()
+            .filter_map(layout)
+            .collect())
     }
 
-    /// Outputs without memory, of a capacity that is checked elsewhere.
-    pub(super) fn outputs(&self, capacity: Capacity) -> DispatchOutput {
-        const fn tensor<const N: usize>(data_type: DataType, dims: [usize; N]) -> Tensor<N> {
-            Tensor::contiguous(DevicePtr::NULL, data_type, dims)
-        }
-        let Capacity {
-            rows,
-            scale_blocks,
-            wide_ids,
-        } = capacity;
-        let (shape, config, groups) = (self.shape(), self.config(), self.groups());
-        let of_row = shape.hidden.checked_div(shape.sizes().group).unwrap_or(0) as usize;
-        let element = DataType::of_scales(config.format).unwrap_or(DataType::U8);
-        let scales = match self.scale_form() {
-            ScaleForm::None => None,
-            ScaleForm::Transposed { .. } => {
-                Some(ScaleTensor::Transposed(tensor(element, [of_row, rows])))
+    /// A value for each output of a dispatch of this plan, in the order of [`DispatchOutput::ARGUMENTS`]:
+    /// what `value` makes of those that the plan has.
+    ///
+    /// # Errors
+    /// The first error of `value`, which is then not called any more.
+    pub fn each_output<T, E>(
+        &self,
+        mut value: impl FnMut(&'static Argument) -> Result<T, E>,
+    ) -> Result<[Option<T>; 14], E> {
+        let mut values = [const { None }; 14];
+        for (place, of) in values.iter_mut().zip(DispatchOutput::ARGUMENTS) {
+            if (of.is_in)(self) {
+                *place = Some(value(of)?);
             }
-            ScaleForm::TransposedBlocks => {
-                let dims = [self.local_experts() * of_row, self.block_rows()];
-                Some(ScaleTensor::Transposed(tensor(element, dims)))
-            }
-            ScaleForm::RowMajor => Some(ScaleTensor::RowMajor(tensor(element, [rows, of_row]))),
-            ScaleForm::Tiled => Some(ScaleTensor::Tiled {
-                scales: tensor(element, [scale_blocks, of_row / 4, 32, 4, 4]),
-                offsets: tensor(DataType::U32, [groups]),
-            }),
-        };
-        let receive = self.receive();
-        let keeps_rows = receive.layout.keeps_rows();
-        let copied = receive.layout != ReceiveLayout::View;
-        let by_expert = |of| (!keeps_rows).then_some(of);
-        let of_rows = |of| keeps_rows.then_some(of);
-        let has_row_scale = shape.sizes().has_row_scale && copied;
-        let id = if wide_ids {
-            DataType::I64
-        } else {
-            DataType::I32
-        };
-        let slots = [rows, config.top_k];
-        let weights = match (keeps_rows, receive.row_sources) {
-            (false, false) => None,
-            (false, true) => Some(tensor(DataType::F32, [rows, 1])),
-            (true, _) => Some(tensor(DataType::F32, slots)),
-        };
-        let sources = if receive.row_sources { 3 } else { 2 };
-        let counts = |count| tensor(DataType::I32, [count]);
-        let counts_groups = self.counts_groups();
-        let experts = if keeps_rows {
-            self.local_experts()
-        } else {
-            groups
-        };
-        DispatchOutput {
-            tokens: copied
-                .then(|| tensor(DataType::of_tokens(config.format), [rows, config.hidden])),
-            scales,
-            row_scales: has_row_scale.then(|| tensor(DataType::Bf16, [rows])),
-            row_offsets: by_expert(tensor(DataType::U32, [groups + 1])),
-            expert_ids: by_expert(tensor(DataType::I32, [groups])),
-            src_info: tensor(DataType::I32, [rows, sources]),
-            ids: of_rows(tensor(id, slots)),
-            weights,
-            source_counts: keeps_rows.then(|| counts(self.ranks() as usize)),
-            expert_counts: (keeps_rows || counts_groups).then(|| counts(experts)),
-            row_ends: counts_groups.then(|| tensor(DataType::U32, [groups])),
-            m_indices: receive.m_indices.then(|| tensor(DataType::I32, [rows])),
-            source_ranges: (self.block_rows() > 0).then(|| {
-                let dims = [self.local_experts(), self.ranks() as usize];
-                tensor(DataType::I64, dims)
-            }),
         }
+        Ok(values)
     }
 }
 
 impl DispatchOutput {
     /// Outputs in memory of yours: an address for each tensor of
-    /// [`output_layout`](Plan::output_layout). Not collective; does not synchronize.
+    /// [`output_layout`](Plan::output_layout), in its order. Not collective; does not synchronize.
     ///
     /// # Errors
-    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] if an address is missing,
-    /// superfluous, not aligned, or has fewer bytes than the tensor; [`Error::TensorsOverlap`].
+    /// Those of [`output_layout`](Plan::output_layout), and [`Error::Tensor`] if there are more or fewer
+    /// addresses, or one is not aligned, or has fewer bytes than the tensor; [`Error::TensorsOverlap`].
     pub fn from_addresses(
         plan: &Plan,
         capacity: Capacity,
-        at: &DispatchTensors<DevicePtr>,
+        at: &[DevicePtr],
     ) -> Result<Self, Error> {
-        capacity.check(plan)?;
-        let outputs = plan.outputs(capacity);
-        let tensors = outputs.views();
-        let mut present = at.iter();
-        for ((name, wanted), (_, given)) in tensors.named().into_iter().zip(at.named()) {
-            if wanted.is_some() != given.is_some() {
-                let (wanted, given) = (wanted.is_some(), given.is_some());
-                return Err(unfit(name, plan, wanted, given, "an address").into());
+        let layout = plan.output_layout(capacity)?;
+        if layout.len() != at.len() {
+            let names: Vec<_> = layout.iter().map(|of| of.name).collect();
+            return Err(TensorError {
+                tensor: "output",
+                wanted: format!("an address for each of {}", names.join(", ")),
+                given: at.len().to_string(),
             }
+            .into());
         }
-        let placed = tensors.map(|tensor| {
-            let at = present.next().copied().unwrap_or(DevicePtr::NULL);
-            View { at, ..tensor }.into()
-        });
-        let output = Self::of(plan, &placed)?;
+        let mut placed = layout.iter().zip(at);
+        let placed = plan.each_output(|_| {
+            let (of, &at) = placed.next().expect("a layout for each output");
+            Ok::<_, Error>(AnyTensor::new(at, of.data_type, &of.dims, None).expect("5 dimensions"))
+        })?;
+        let output = Self::of(plan, placed)?;
         output.fits(plan)?;
         Ok(output)
     }
 }
 
-/// The error of a tensor, or an address, that is missing or superfluous.
-fn unfit(
-    tensor: &'static str,
-    plan: &Plan,
-    is_wanted: bool,
-    is_given: bool,
-    thing: &str,
-) -> TensorError {
-    let word = |is_there: bool| if is_there { thing } else { "none" };
+/// The error of a tensor that is missing or superfluous.
+fn unfit(tensor: &'static str, plan: &Plan, is_wanted: bool, is_given: bool) -> TensorError {
+    let word = |is_there: bool| if is_there { "a tensor" } else { "none" };
     let (format, receive) = (plan.config().format, plan.config().receive);
     TensorError {
         tensor,

@@ -28,7 +28,8 @@
 //! let mut rank = Communicator::new(&group, &plan)?.remove(0);
 //! let gpu = Device::new_cuda_with_stream(0)?;
 //! let layout = plan.output_layout(Capacity::max(&plan))?;
-//! let rows = layout.try_map(|layout| ferry::candle::zeros(&layout, &gpu))?;
+//! let rows = layout.iter().map(|layout| ferry::candle::zeros(layout, &gpu));
+//! let rows = rows.collect::<candle_core::Result<Vec<_>>>()?; // tokens, row_offsets, ..
 //! let sums = Tensor::zeros((4, 7168), DType::BF16, &gpu)?;
 //!
 //! // SAFETY: no other stream uses the tensors, and no graph is captured.
@@ -37,8 +38,7 @@
 //! let input = DispatchInput::new(lease.tensor(&x, [4, 7168])?, ids);
 //! let output = lease.dispatch_output(&plan, &rows)?;
 //! rank.dispatch(lease.stream(), &input, &output)?;
-//! let [tokens, offsets] = [&rows.tokens, &rows.row_offsets].map(|rows| rows.as_ref().unwrap());
-//! let answers = experts(tokens, offsets)?;
+//! let answers = experts(&rows[0], &rows[1])?;
 //! let answers = CombineInput::new(lease.tensor(&answers, output.tokens.unwrap().dims)?);
 //! let sums = CombineOutput::Summed(lease.tensor(&sums, [4, 7168])?);
 //! rank.combine(lease.stream(), &answers, &sums)?;
@@ -54,7 +54,7 @@ use ::candle_core::{DType, Device as CandleDevice, Result, Storage, StorageRef, 
 use ::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
 use crate::call::DispatchOutput;
-use crate::call::tensors::{DispatchTensors, TensorLayout};
+use crate::call::tensors::TensorLayout;
 use crate::device::Device;
 use crate::error::{Error, TensorError};
 use crate::interop::lease::{AsStream, AsTensor, Lease};
@@ -62,7 +62,7 @@ use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement};
-use crate::tensor::handles::Stream;
+use crate::tensor::handles::{DevicePtr, Stream};
 
 /// `CU_STREAM_PER_THREAD`: the handle of another stream on each thread.
 const STREAM_PER_THREAD: usize = 2;
@@ -96,37 +96,33 @@ fn stored(layout: &TensorLayout) -> (Vec<usize>, DType) {
 
 impl<'a> Lease<'a, CandleDevice> {
     /// Returns outputs in tensors of candle, which [`zeros`] made from the plan's
-    /// [layout](Plan::output_layout). Not collective. Does not synchronize.
+    /// [layout](Plan::output_layout), in its order. Not collective. Does not synchronize.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for a tensor of another type or shape, or one that is missing or superfluous; and
+    /// [`Error::Tensor`] for a tensor of another type or shape, and for more or fewer tensors; and
     /// those of [`Plan::output_layout`] and [`Lease::tensor`].
     pub fn dispatch_output(
         &mut self,
         plan: &Plan,
-        rows: &'a DispatchTensors<Candle>,
+        rows: &'a [Candle],
     ) -> std::result::Result<DispatchOutput, Error> {
         let first = |tensor: &Candle| tensor.dims().first().copied().unwrap_or(0);
-        let capacity = Capacity {
-            rows: first(&rows.src_info),
-            // For scales that are not tiled, a number without effect.
-            scale_blocks: rows.scales.as_ref().map_or(0, first),
-            wide_ids: rows
-                .ids
-                .as_ref()
-                .is_some_and(|ids| ids.dtype() == DType::I64),
-        };
-        let layout = plan.output_layout(capacity)?;
-        for ((name, wanted), (_, given)) in layout.named().into_iter().zip(rows.named()) {
-            if wanted.is_some() != given.is_some() {
-                let wanted = wanted.map(stored);
-                return Err(refused(name, text(wanted), text(given.map(kind))));
-            }
-        }
+        let mut capacity = Capacity::default();
         let mut tensors = rows.iter();
-        let at = layout.try_map(|layout| {
-            let tensor = tensors.next().expect("as many tensors as layouts");
-            let (wanted, given) = (stored(&layout), kind(tensor));
+        plan.each_output(|of| {
+            match (of.name, tensors.next()) {
+                ("src_info", Some(tensor)) => capacity.rows = first(tensor),
+                // For scales that are not tiled, a number without effect.
+                ("scales", Some(tensor)) => capacity.scale_blocks = first(tensor),
+                ("ids", Some(tensor)) => capacity.wide_ids = tensor.dtype() == DType::I64,
+                _ => {}
+            }
+            Ok::<_, Error>(())
+        })?;
+        let layout = plan.output_layout(capacity)?;
+        let mut at = Vec::new();
+        for (layout, tensor) in layout.iter().zip(rows) {
+            let (wanted, given) = (stored(layout), kind(tensor));
             if wanted != given {
                 return Err(refused(layout.name, text(Some(wanted)), text(Some(given))));
             }
@@ -134,8 +130,10 @@ impl<'a> Lease<'a, CandleDevice> {
             // `Lease::new`.
             let (all, guard) = unsafe { flat(tensor, &*self.device, self.stream) }?;
             self.guards.push(Box::new(guard));
-            Ok(all.at)
-        })?;
+            at.push(all.at);
+        }
+        // These are no tensors of the layout, and their number is refused.
+        at.resize(rows.len(), DevicePtr::NULL);
         DispatchOutput::from_addresses(plan, capacity, &at)
     }
 }

@@ -246,10 +246,10 @@ fn padded_blocks_have_room_for_every_token() {
     assert_eq!((plan.row_alignment(), plan.block_rows()), (1, 512));
     assert!(plan.takes_options());
     let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
-    let ranges = layout.source_ranges.as_ref().expect("ranges");
+    let ranges = layout.last().expect("ranges");
     assert_eq!(
-        (ranges.data_type, &ranges.dims[..]),
-        (DataType::I64, &[64, 4][..])
+        (ranges.name, ranges.data_type, &ranges.dims[..]),
+        ("source_ranges", DataType::I64, &[64, 4][..])
     );
     // 64 experts with 16,384 rows of BF16 each.
     let many = Config {
@@ -258,8 +258,8 @@ fn padded_blocks_have_room_for_every_token() {
     };
     let plan = Plan::check(4, true, many).unwrap();
     let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
-    let bytes = layout.tokens.unwrap().bytes;
-    assert_eq!(bytes, 64 * 16_384 * 7168 * 2);
+    assert_eq!(layout[0].name, "tokens");
+    assert_eq!(layout[0].bytes, 64 * 16_384 * 7168 * 2);
     let told = plan
         .output_layout(Capacity::of_rows(&plan, 512))
         .unwrap_err();
@@ -307,7 +307,8 @@ fn scales_of_blocks_are_row_major_or_transposed_in_each_block() {
         };
         let plan = Plan::check(4, true, config).unwrap();
         let layout = plan.output_layout(Capacity::max(&plan)).unwrap();
-        layout.scales.expect("scales").dims
+        let mut layout = layout.into_iter();
+        layout.find(|of| of.name == "scales").expect("scales").dims
     };
     assert_eq!(dims(false), [64 * 512, 56]);
     assert_eq!(dims(true), [64 * 56, 512]);

@@ -61,6 +61,19 @@ impl Capacity {
     }
 
     pub(crate) fn check(self, plan: &Plan) -> Result<(), Error> {
+        self.fits(plan)?;
+        if plan.scale_form() == ScaleForm::Tiled && self.scale_blocks == 0 && self.rows > 0 {
+            return Err(Error::Capacity(Problem {
+                field: "scale_blocks",
+                value: 0.to_string(),
+                rule: format!("{} rows take at least 1 block of scales", self.rows),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Checks a capacity of outputs, which may have no block of scales if no row comes.
+    pub(crate) fn fits(self, plan: &Plan) -> Result<(), Error> {
         let refused = |field, value: usize, rule| {
             let value = value.to_string();
             Err(Error::Capacity(Problem { field, value, rule }))
@@ -77,19 +90,11 @@ impl Capacity {
         if !self.rows.is_multiple_of(alignment as usize) {
             return refused("rows", self.rows, plan.multiple());
         }
-        if plan.scale_form() == ScaleForm::Tiled && self.scale_blocks == 0 && self.rows > 0 {
-            let rule = format!("{} rows take at least 1 block of scales", self.rows);
-            return refused("scale_blocks", 0, rule);
-        }
         if let Some(rule) = plan.fixed_blocks(self.scale_blocks) {
             return refused("scale_blocks", self.scale_blocks, rule);
         }
-        match plan.scale_form() {
-            ScaleForm::None | ScaleForm::Transposed { .. } => Ok(()),
-            ScaleForm::TransposedBlocks => countable_rows(shape, self.rows),
-            ScaleForm::RowMajor => countable_rows(shape, self.rows),
-            ScaleForm::Tiled => countable_blocks(shape, self.scale_blocks),
-        }
+        plan.scale_form()
+            .countable(shape, self.rows, self.scale_blocks)
     }
 }
 

@@ -1,9 +1,13 @@
 //! The way in which the scales of received rows lie.
 
-use ferry_layout::{ReceiveLayout, ScaleLayout, TokenFormat};
+use ferry_layout::{ReceiveLayout, ScaleLayout, Shape, TokenFormat};
 
+use crate::error::Error;
 use crate::plan::Plan;
+use crate::plan::capacity::{countable_blocks, countable_rows};
 use crate::plan::receive::ReceiveFields;
+use crate::tensor::data_type::DataType;
+use crate::tensor::view::{Element, Layout};
 
 /// Kinds of [`ScaleTensor`](crate::ScaleTensor), or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,39 @@ impl ScaleForm {
             Self::Transposed { .. } | Self::TransposedBlocks => "transposed scales",
             Self::Tiled => "tiled scales",
             Self::RowMajor => "row-major scales",
+        }
+    }
+
+    /// Checks that kernels can number the words of so many scales.
+    pub(crate) fn countable(self, shape: &Shape, rows: usize, blocks: usize) -> Result<(), Error> {
+        match self {
+            Self::None | Self::Transposed { .. } => Ok(()),
+            Self::TransposedBlocks | Self::RowMajor => countable_rows(shape, rows),
+            Self::Tiled => countable_blocks(shape, blocks),
+        }
+    }
+
+    /// Sizes and elements of the scales of so many rows, or `blocks` of tiled scales, of `experts` groups.
+    pub(crate) fn layout(
+        self,
+        shape: &Shape,
+        experts: usize,
+        rows: usize,
+        blocks: usize,
+    ) -> Layout {
+        let of_row = shape.hidden.checked_div(shape.sizes().group).unwrap_or(0) as usize;
+        let scale = DataType::of_scales(shape.format()).unwrap_or(DataType::U8);
+        let of = |element, dims: &[usize]| Layout::new(element, dims, |&size| size);
+        match self {
+            // TMA takes addresses and strides that are multiples of 16 bytes (CUDA driver API,
+            // "cuTensorMapEncodeTiled").
+            Self::None | Self::Transposed { .. } => of(Element::row(scale), &[of_row, rows]),
+            Self::TransposedBlocks => {
+                let block = rows.checked_div(experts).unwrap_or(0);
+                of(Element::row(scale), &[experts * of_row, block])
+            }
+            Self::RowMajor => of(Element::word(scale), &[rows, of_row]),
+            Self::Tiled => of(Element::row(scale), &[blocks, of_row / 4, 32, 4, 4]),
         }
     }
 }

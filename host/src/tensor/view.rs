@@ -179,6 +179,34 @@ impl Element {
     }
 }
 
+/// A tensor without gaps and without memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    dims: [usize; MOST_DIMS],
+    ndim: usize,
+    pub(crate) element: Element,
+}
+
+impl Layout {
+    /// A layout of as many dimensions as `dims`, which `size` gives their sizes.
+    pub(crate) fn new<T>(element: Element, dims: &[T], size: impl Fn(&T) -> usize) -> Self {
+        let mut made = Self {
+            dims: [0; MOST_DIMS],
+            ndim: dims.len(),
+            element,
+        };
+        for (place, dim) in made.dims.iter_mut().zip(dims) {
+            *place = size(dim);
+        }
+        made
+    }
+
+    /// Sizes, slowest first, in elements.
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.dims[..self.ndim]
+    }
+}
+
 /// Bytes of a tensor without gaps; `None` if they cannot be counted.
 #[inline]
 pub(crate) fn bytes_of(dims: &[usize], data_type: DataType) -> Option<u64> {

@@ -111,22 +111,12 @@ fn outputs_that_overlap_each_other_are_refused() {
     assert_overlap(rank.dispatch(STREAM, &t.input, &output), wanted);
     rank.dispatch_async(STREAM, &t.input).unwrap();
     assert_overlap(rank.dispatch_wait(STREAM, &output), wanted);
-    let addresses = DispatchTensors {
-        tokens: t.output.tokens.map(|tensor| tensor.at),
-        row_offsets: t.output.row_offsets.map(|tensor| tensor.at),
-        expert_ids: Some(at),
-        src_info: t.output.src_info.at,
-        scales: None,
-        scale_offsets: None,
-        row_scales: None,
-        ids: None,
-        weights: None,
-        source_counts: None,
-        expert_counts: None,
-        row_ends: None,
-        m_indices: None,
-        source_ranges: None,
-    };
+    let addresses: Vec<_> = output
+        .tensors()
+        .into_iter()
+        .flatten()
+        .map(|of| of.at())
+        .collect();
     let capacity = Capacity::max(rank.plan());
     let made = DispatchOutput::from_addresses(rank.plan(), capacity, &addresses);
     assert_overlap(made, wanted);

@@ -12,8 +12,8 @@ use anyhow::{Result, bail};
 use candle_core::{DType, Device as Gpu, Tensor};
 use ferry::cuda::CudaDevice;
 use ferry::{
-    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, DispatchTensors,
-    Error, Lease, Plan, TokenFormat,
+    Capacity, CombineInput, CombineOutput, Communicator, Config, DispatchInput, Error, Lease, Plan,
+    TokenFormat,
 };
 use ferry_reference::workload::Routing;
 use ferry_reference::{
@@ -88,7 +88,7 @@ struct Tokens<'a> {
 fn dispatch_of(
     communicator: &mut Communicator,
     tokens: &Tokens<'_>,
-    rows: &DispatchTensors<Tensor>,
+    rows: &[Tensor],
 ) -> Result<(), Error> {
     let plan = *communicator.plan();
     let count = tokens.topk_ids.dims()[0];
@@ -113,7 +113,7 @@ fn combine_of(
     expert_rows: &Tensor,
     sums: &Tensor,
 ) -> Result<(), Error> {
-    let capacity = memory.rows.src_info.dims()[0];
+    let capacity = memory.capacity();
     let count = memory.x.dims()[0];
     // SAFETY: as in `dispatch_of`.
     let mut lease = unsafe { Lease::new(communicator.device(), &memory.gpu)? };
@@ -129,7 +129,8 @@ struct Memory {
     x: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    rows: DispatchTensors<Tensor>,
+    /// Outputs of a dispatch by expert, in order.
+    rows: Vec<Tensor>,
     /// The result, which has a row of poison before and behind it.
     framed: Tensor,
 }
@@ -159,7 +160,7 @@ impl Memory {
 
     /// Fills what a round writes.
     fn poison(&mut self) -> Result<()> {
-        self.rows = self.rows.clone().try_map(|tensor| poisoned(&tensor))?;
+        self.rows = self.rows.iter().map(poisoned).collect::<Result<_>>()?;
         self.framed = poisoned(&self.framed)?;
         Ok(())
     }
@@ -173,18 +174,25 @@ impl Memory {
         }
     }
 
+    /// Rows that fit in the outputs.
+    fn capacity(&self) -> usize {
+        self.rows[0].dims()[0]
+    }
+
     fn combined(&self) -> Result<Tensor> {
         Ok(self.framed.narrow(0, 1, self.x.dim(0)?)?)
     }
 
     /// Contents of the tensors, after their stream.
     fn outputs(&self, format: TokenFormat) -> Result<RankOutputs> {
-        let (rows, by_expert) = (&self.rows, "rows by expert");
+        let [tokens, scales @ .., row_offsets, expert_ids, src_info] = &self.rows[..] else {
+            bail!("{} outputs by expert", self.rows.len());
+        };
         let capacity = Capacity {
-            rows: rows.src_info.dim(0)?,
+            rows: self.capacity(),
             ..Capacity::default()
         };
-        let scales = rows.scales.as_ref().map(bytes_of).transpose()?;
+        let scales = scales.first().map(bytes_of).transpose()?;
         let received = Received {
             layout: Layout {
                 blocks: None,
@@ -192,13 +200,13 @@ impl Memory {
                 hidden: HIDDEN,
                 capacity,
             },
-            tokens: bytes_of(rows.tokens.as_ref().expect(by_expert))?,
+            tokens: bytes_of(tokens)?,
             scales: scales.unwrap_or_default(),
             scales_offsets: Vec::new(),
             row_scales: Vec::new(),
-            row_offsets: (rows.row_offsets.as_ref().expect(by_expert)).to_vec1()?,
-            expert_ids: (rows.expert_ids.as_ref().expect(by_expert)).to_vec1()?,
-            src_info: pairs(&rows.src_info.flatten_all()?.to_vec1()?),
+            row_offsets: row_offsets.to_vec1()?,
+            expert_ids: expert_ids.to_vec1()?,
+            src_info: pairs(&src_info.flatten_all()?.to_vec1()?),
             tables: Tables::default(),
         };
         let last = self.framed.dim(0)? - 1;
@@ -215,9 +223,12 @@ impl Memory {
 }
 
 /// Outputs of a dispatch, as large as they may have to be.
-fn outputs(plan: &Plan, gpu: &Gpu) -> Result<DispatchTensors<Tensor>> {
+fn outputs(plan: &Plan, gpu: &Gpu) -> Result<Vec<Tensor>> {
     let layout = plan.output_layout(Capacity::max(plan))?;
-    Ok(layout.try_map(|layout| ferry::candle::zeros(&layout, gpu))?)
+    let all = layout
+        .iter()
+        .map(|layout| ferry::candle::zeros(layout, gpu));
+    Ok(all.collect::<candle_core::Result<_>>()?)
 }
 
 /// `[tokens, top_k]`.
@@ -315,7 +326,7 @@ fn run_round(ranks: &mut [Rank], problem: &Problem, format: TokenFormat) -> Resu
         memory,
     } in &mut *ranks
     {
-        let (number, capacity) = (memory.number, memory.rows.src_info.dim(0)?);
+        let (number, capacity) = (memory.number, memory.capacity());
         let answers = placements[number].expert_rows(problem, &scale, number, capacity);
         let answers = Tensor::from_vec(answers, (capacity, HIDDEN), &memory.gpu)?;
         combine_of(communicator, memory, &answers, &memory.combined()?)?;
@@ -377,8 +388,7 @@ fn in_turn(suite: &Suite<'_>, devices: &Devices, experts: Experts) -> Result<()>
 /// Enqueues a round on all ranks. Their tokens are its sums then.
 fn turn(ranks: &mut [Rank], experts: Experts) -> Result<()> {
     ranks.iter_mut().try_for_each(Rank::dispatch)?;
-    let enqueue =
-        |rank: &Rank| experts.enqueue(rank.memory.rows.tokens.as_ref().expect("rows by expert"));
+    let enqueue = |rank: &Rank| experts.enqueue(&rank.memory.rows[0]);
     let answers = ranks
         .iter()
         .map(enqueue)

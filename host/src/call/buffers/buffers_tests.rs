@@ -1,7 +1,7 @@
 //! Buffers of every format fit a dispatch and a combine.
 
 use super::*;
-use crate::call::tensors::{DispatchTensors, TensorLayout};
+use crate::call::tensors::TensorLayout;
 use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::plan::config::Config;
@@ -125,18 +125,23 @@ fn a_capacity_that_cannot_be_is_refused_by_name() {
 /// Returns the tensors at `at`, of which the one of this name is half its alignment further on.
 pub(super) fn with_misaligned(
     name: &str,
-    layout: &DispatchTensors<TensorLayout>,
-    at: &DispatchTensors<DevicePtr>,
-) -> DispatchTensors<DevicePtr> {
-    let mut rest = at.iter();
-    let odd = layout.clone().try_map(|tensor| {
+    layout: &[TensorLayout],
+    at: &[DevicePtr],
+) -> Vec<DevicePtr> {
+    let pairs = layout.iter().zip(at);
+    let moved = pairs.map(|(tensor, at)| {
         let is_moved = tensor.name == name;
         let shift = if is_moved { tensor.align / 2 } else { 0 };
-        let at = rest.next().unwrap().address() + shift;
         // SAFETY: `DevicePtr::new` is about accesses of a device, and none is made here.
-        Ok::<_, Error>(unsafe { DevicePtr::new(at, tensor.bytes) })
+        unsafe { DevicePtr::new(at.address() + shift, tensor.bytes) }
     });
-    odd.unwrap()
+    moved.collect()
+}
+
+/// Memory for these outputs.
+pub(super) fn memory(device: &Arc<dyn Device>, layout: &[TensorLayout]) -> Vec<DevicePtr> {
+    let all = layout.iter().map(|tensor| device.alloc(tensor.bytes));
+    all.collect::<Result<_, _>>().unwrap()
 }
 
 #[test]
@@ -147,8 +152,7 @@ fn outputs_of_addresses_are_those_that_the_layout_says() {
         let layout = plan.output_layout(capacity).unwrap();
         let bytes: u64 = layout.iter().map(|tensor| tensor.bytes).sum();
         assert_eq!(bytes, documented_bytes(format, capacity) as u64);
-        let at = layout.clone().try_map(|tensor| device.alloc(tensor.bytes));
-        let at = at.unwrap();
+        let at = memory(&device, &layout);
         let output = DispatchOutput::from_addresses(&plan, capacity, &at).unwrap();
         assert_eq!(output.capacity(), 40);
         // The alignment in the layout is the one that is checked.
@@ -170,45 +174,51 @@ fn addresses_that_do_not_fit_the_format_are_named() {
     let (device, plan_of) = plan(tiled, CombineMode::Reduced);
     let capacity = Capacity::of_rows(&plan_of, 40);
     let layout = plan_of.output_layout(capacity).unwrap();
-    let at = layout.try_map(|tensor| device.alloc(tensor.bytes)).unwrap();
-    let told = |plan: &Plan, at| {
-        let refused = DispatchOutput::from_addresses(plan, capacity, &at);
-        refused.unwrap_err().to_string()
-    };
-    let none = DispatchTensors { scales: None, ..at };
+    let at = memory(&device, &layout);
+    let few = DispatchOutput::from_addresses(&plan_of, capacity, &at[1..]);
     assert_eq!(
-        told(&plan_of, none),
-        "tensor scales: wanted an address (format mxfp8:tiled, receive by-expert), given none"
+        few.unwrap_err().to_string(),
+        "tensor output: wanted an address for each of tokens, scales, scale_offsets, row_offsets, expert_ids, \
+         src_info, given 5"
     );
-    let none = DispatchTensors {
-        scale_offsets: None,
-        ..at
-    };
-    assert_eq!(
-        told(&plan_of, none),
-        "tensor scale_offsets: wanted an address (format mxfp8:tiled, receive by-expert), given none"
-    );
-    let more = DispatchTensors {
-        row_scales: at.tokens,
-        ..at
-    };
-    assert_eq!(
-        told(&plan_of, more),
-        "tensor row_scales: wanted none (format mxfp8:tiled, receive by-expert), given an address"
-    );
-    let (_, bf16) = plan(TokenFormat::Bf16, CombineMode::Reduced);
-    assert_eq!(
-        told(&bf16, at),
-        "tensor scales: wanted none (format bf16, receive by-expert), given an address"
-    );
-    let short = DispatchTensors {
-        tokens: Some(at.src_info),
-        ..at
-    };
-    let text = told(&plan_of, short);
+    let short = [&[at[3]], &at[1..]].concat();
+    let short = DispatchOutput::from_addresses(&plan_of, capacity, &short);
+    let text = short.unwrap_err().to_string();
     assert!(
         text.starts_with("tensor tokens: wanted 10240 bytes at its address"),
         "{text}"
+    );
+    let all = DispatchOutput::from_addresses(&plan_of, capacity, &at).unwrap();
+    let told = |plan: &Plan, output: DispatchOutput| output.fits(plan).unwrap_err().to_string();
+    let more = DispatchOutput {
+        row_scales: all.row_offsets,
+        ..all
+    };
+    assert_eq!(
+        told(&plan_of, more),
+        "tensor row_scales: wanted none (format mxfp8:tiled, receive by-expert), given a tensor"
+    );
+    let none = DispatchOutput {
+        expert_ids: None,
+        ..all
+    };
+    assert_eq!(
+        told(&plan_of, none),
+        "tensor expert_ids: wanted a tensor (format mxfp8:tiled, receive by-expert), given none"
+    );
+    let mut tensors = all.tensors();
+    tensors[2] = None;
+    assert_eq!(
+        DispatchOutput::of(&plan_of, tensors)
+            .unwrap_err()
+            .to_string(),
+        "tensor scale_offsets: wanted 1 dimensions, given none"
+    );
+    let (_, bf16) = plan(TokenFormat::Bf16, CombineMode::Reduced);
+    let refused = all.fits(&bf16);
+    assert!(
+        matches!(refused, Err(Error::WrongScales { .. })),
+        "{refused:?}"
     );
 }
 

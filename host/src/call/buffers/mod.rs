@@ -130,8 +130,10 @@ impl DispatchBuffers {
         let needed = layout.iter().map(|tensor| tensor.bytes).sum();
         require_memory(&**device, plan, capacity, needed)?;
         let (output, memory) = Allocations::with(device, |memory| {
-            let at = layout.try_map(|tensor| memory.alloc(tensor.bytes))?;
-            DispatchOutput::from_addresses(plan, capacity, &at)
+            for tensor in &layout {
+                memory.alloc(tensor.bytes)?;
+            }
+            DispatchOutput::from_addresses(plan, capacity, memory.at())
         })?;
         Ok(Self {
             memory,

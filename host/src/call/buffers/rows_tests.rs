@@ -4,11 +4,10 @@ use ferry_layout::{
     Common, DispatchWith, Rank, ReceiveLayout, ReceivedRows, ScaleLayout, TokenFormat,
 };
 
-use super::tests::with_misaligned;
+use super::tests::{memory, with_misaligned};
 use super::*;
 use crate::call::address_or_none;
 use crate::call::dispatch::args_of;
-use crate::call::tensors::DispatchTensors;
 use crate::group::Group;
 use crate::plan::receive::{KeptRows, Receive, ReceiveFields};
 
@@ -124,9 +123,6 @@ fn buffers_have_the_documented_bytes_and_their_addresses_reach_the_kernels() {
     }
 }
 
-/// Finds a field.
-type Field = fn(&mut DispatchTensors<DevicePtr>) -> &mut Option<DevicePtr>;
-
 #[test]
 fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
     let device = device();
@@ -136,49 +132,48 @@ fn each_tensor_is_needed_and_aligned_and_no_other_one_is_taken() {
             ..Capacity::max(&plan)
         };
         let layout = plan.output_layout(capacity).unwrap();
-        let all = layout.clone().try_map(|tensor| device.alloc(tensor.bytes));
-        let at = all.unwrap();
-        let made = |at: &DispatchTensors<DevicePtr>| {
-            DispatchOutput::from_addresses(&plan, capacity, at).map_err(|error| error.to_string())
-        };
-        assert_eq!(made(&at).unwrap().capacity(), 10);
-        for moved in layout.iter() {
-            let text = made(&with_misaligned(moved.name, &layout, &at)).unwrap_err();
+        let at = memory(&device, &layout);
+        let made = |at: &[DevicePtr]| DispatchOutput::from_addresses(&plan, capacity, at);
+        let good = made(&at).unwrap();
+        assert_eq!(good.capacity(), 10);
+        for moved in &layout {
+            let refused = made(&with_misaligned(moved.name, &layout, &at)).unwrap_err();
             let wanted = format!(
                 "tensor {}: wanted an address that is a multiple of {}",
                 moved.name, moved.align
             );
+            let text = refused.to_string();
             assert!(text.starts_with(&wanted), "{text}");
         }
-        let exchanged: [Field; 10] = [
-            |at| &mut at.tokens,
-            |at| &mut at.scales,
-            |at| &mut at.scale_offsets,
-            |at| &mut at.row_scales,
-            |at| &mut at.row_offsets,
-            |at| &mut at.expert_ids,
-            |at| &mut at.ids,
-            |at| &mut at.weights,
-            |at| &mut at.source_counts,
-            |at| &mut at.expert_counts,
-        ];
-        for field in exchanged {
-            let mut other = at;
-            let place = field(&mut other);
-            let (wanted, given) = match place.take() {
-                Some(_) => ("an address", "none"),
+        for (place, of) in DispatchOutput::ARGUMENTS.iter().enumerate() {
+            if of.is_required || ["scales", "scale_offsets"].contains(&of.name) {
+                continue;
+            }
+            let mut other = good.tensors();
+            // Of as many dimensions as its argument has.
+            let spare = match of.name {
+                "tokens" | "ids" | "weights" | "source_ranges" => good.src_info.into(),
+                _ => Tensor::contiguous(DevicePtr::NULL, DataType::I32, [1]).into(),
+            };
+            let (wanted, given) = match other[place].take() {
+                Some(_) => ("a tensor", "none"),
                 None => {
-                    *place = Some(at.src_info);
-                    ("none", "an address")
+                    other[place] = Some(spare);
+                    ("none", "a tensor")
                 }
             };
-            let text = made(&other).unwrap_err();
+            let other = DispatchOutput::of(&plan, other).unwrap();
+            let text = other.fits(&plan).unwrap_err().to_string();
             let Config {
                 format, receive, ..
             } = plan.config();
-            let wanted =
-                format!(": wanted {wanted} (format {format}, receive {receive}), given {given}");
-            assert!(text.ends_with(&wanted), "{text}");
+            let name = of.name;
+            assert_eq!(
+                text,
+                format!(
+                    "tensor {name}: wanted {wanted} (format {format}, receive {receive}), given {given}"
+                )
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use candle_core::{DType, Device as Gpu, Tensor};
-use ferry::{DispatchTensors, Error, TokenFormat};
+use ferry::{Error, TokenFormat};
 use ferry_reference::{CombineMode, Problem, bf16, combine, dispatch};
 
 use super::{
@@ -26,7 +26,7 @@ fn refusal(wanted: &str, result: Result<(), Error>) -> Result<String> {
 fn require_refused(
     rank: &mut Rank,
     tokens: &Tokens<'_>,
-    rows: &DispatchTensors<Tensor>,
+    rows: &[Tensor],
     wanted: &str,
 ) -> Result<()> {
     let result = dispatch_of(&mut rank.communicator, tokens, rows);
@@ -149,43 +149,38 @@ fn wrong_inputs(rank: &mut Rank) -> Result<()> {
 
 fn wrong_rows(rank: &mut Rank) -> Result<()> {
     let (good, gpu) = (rank.memory.rows.clone(), rank.memory.gpu.clone());
-    let expert_ids = good.expert_ids.as_ref().expect("rows by expert");
-    let (capacity, groups) = (good.src_info.dim(0)?, expert_ids.dim(0)?);
+    let [tokens, row_offsets, expert_ids, src_info] = &good[..] else {
+        bail!("{} outputs by expert", good.len());
+    };
+    let (capacity, groups) = (src_info.dim(0)?, expert_ids.dim(0)?);
     let codes = Tensor::zeros((capacity, HIDDEN), DType::U8, &gpu)?;
     let scales = Tensor::zeros((HIDDEN / 128, capacity), DType::F32, &gpu)?;
     let offsets = Tensor::zeros(groups, DType::U32, &gpu)?;
+    let others = [row_offsets, expert_ids, src_info];
     let wrong = [
         (
-            DispatchTensors {
-                tokens: Some(codes),
-                ..good.clone()
-            },
+            [&[&codes][..], &others].concat(),
             "tensor tokens: wanted BF16",
         ),
         (
-            DispatchTensors {
-                scales: Some(scales),
-                ..good.clone()
-            },
-            "tensor scales: wanted none",
+            [&[tokens][..], &others, &[&scales]].concat(),
+            "tensor output: wanted an address for each of tokens, row_offsets, expert_ids, src_info",
         ),
         (
-            DispatchTensors {
-                row_offsets: Some(offsets),
-                ..good
-            },
+            vec![tokens, &offsets, expert_ids, src_info],
             "tensor row_offsets: wanted U32",
         ),
     ];
     let [x, topk_ids] = [&rank.memory.x, &rank.memory.topk_ids].map(Tensor::clone);
-    let tokens = Tokens {
+    let given = Tokens {
         gpu: &gpu,
         x: &x,
         topk_ids: &topk_ids,
         topk_weights: None,
     };
-    for (rows, text) in &wrong {
-        require_refused(rank, &tokens, rows, text)?;
+    for (rows, text) in wrong {
+        let rows: Vec<_> = rows.into_iter().cloned().collect();
+        require_refused(rank, &given, &rows, text)?;
     }
     Ok(())
 }
@@ -199,10 +194,7 @@ fn wrong_expert_rows(ranks: &mut [Rank], problem: &Problem) -> Result<()> {
         memory,
     } in &mut *ranks
     {
-        let (rows, sums) = (
-            memory.rows.tokens.as_ref().expect("rows by expert"),
-            memory.x.zeros_like()?,
-        );
+        let (rows, sums) = (&memory.rows[0], memory.x.zeros_like()?);
         let wrong = Tensor::zeros(rows.shape(), DType::F32, &memory.gpu)?;
         let result = combine_of(communicator, memory, &wrong, &sums);
         let said = refusal("expert rows", result)?;
