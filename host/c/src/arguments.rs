@@ -273,3 +273,51 @@ impl ferry_combine_output {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferry::Argument;
+
+    use super::*;
+    use crate::status::with_fields_of_c;
+    use crate::structs::Sized0;
+
+    /// Checks that the fields of a struct in ferry.h are its size and the arguments of a table, and that its
+    /// tensors, from `at` on, are in this order.
+    fn fields_are<T: Sized0>(table: &[Argument], at: usize, tensors: &[usize]) {
+        let header = include_str!("../include/ferry.h");
+        let (all, _) = header.split_once(&format!("}} {};", T::NAME)).unwrap();
+        let (_, all) = all.rsplit_once("typedef struct").unwrap();
+        let lines = all.lines().map(str::trim);
+        let fields = lines.filter(|line| line.ends_with(';') && !line.starts_with("//"));
+        let names = fields.map(|line| line.trim_end_matches(';').rsplit(' ').next().unwrap());
+        let wanted = table.iter().map(|of| with_fields_of_c(of.name.to_owned()));
+        let wanted: Vec<_> = std::iter::once("size".to_owned()).chain(wanted).collect();
+        assert_eq!(names.collect::<Vec<_>>(), wanted);
+        let places = (0..table.len()).map(|number| at + number * size_of::<ferry_tensor>());
+        assert_eq!(tensors, places.collect::<Vec<_>>(), "{}", T::NAME);
+    }
+
+    fn at(tensor: &ferry_tensor) -> usize {
+        (&raw const *tensor).addr()
+    }
+
+    #[test]
+    fn the_fields_of_structs_are_the_arguments_of_the_tables() {
+        let [table @ .., kept_ids] = DispatchInput::ARGUMENTS;
+        assert_eq!(kept_ids.name, "kept_ids");
+        let input: ferry_dispatch_input = empty();
+        let tensors = input.tensors().map(at);
+        fields_are::<ferry_dispatch_input>(table, at(&input.x), &tensors[..6]);
+        let mut output: ferry_dispatch_output = empty();
+        let tensors = output.tensors().map(|tensor| at(tensor));
+        let table = DispatchOutput::ARGUMENTS;
+        fields_are::<ferry_dispatch_output>(table, at(&output.tokens), &tensors);
+        let input: ferry_combine_input = empty();
+        let (table, tensors) = (CombineInput::ARGUMENTS, input.tensors().map(at));
+        fields_are::<ferry_combine_input>(table, at(&input.expert_rows), &tensors);
+        let output: ferry_combine_output = empty();
+        let (table, tensors) = (CombineOutput::ARGUMENTS, output.tensors().map(at));
+        fields_are::<ferry_combine_output>(table, at(&output.combined), &tensors);
+    }
+}

@@ -85,7 +85,7 @@ impl Epilogue for Steps {
             row_scales,
             biases: [first, second],
             residual,
-            ..
+            hidden: _,
         } = *self;
         row_scales | first | second | residual == 0
     }
