@@ -18,6 +18,7 @@ pub use formats::format::{ScaleLayout, Sizes, TokenFormat};
 pub use formats::sentinel::{LOST_SCALES, SENTINEL, avoid_sentinel, restore_sentinel};
 pub use formats::silu::sigmoids;
 pub use formats::{e2m1, e8m0, fp8, mxfp4, mxfp8, nvfp4, scale_placement, silu};
+pub use launch::any_args::Args;
 pub use launch::args::{
     Arguments, COMMON_OFFSET, CombineArgs, Common, DispatchArgs, DispatchCountsArgs, GiveUpArgs,
     PROTOCOL_VERSION, SiluArgs, Tensor,

@@ -2,9 +2,8 @@
 
 use std::sync::mpsc::Sender;
 
-use ferry_layout::Kernel;
+use ferry_layout::{Args, Kernel};
 
-use crate::args::Args;
 use crate::error::SimulatorError;
 
 /// Way back for an answer.

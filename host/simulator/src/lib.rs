@@ -57,11 +57,12 @@ mod store_buffer;
 mod warp;
 mod write;
 
-pub use args::Args;
 pub use bad_link::{BadLink, BadLinkKind};
 pub use combines::Combines;
 pub use error::SimulatorError;
-pub use ferry_layout::{CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs};
+pub use ferry_layout::{
+    Args, CombineWith, DispatchWith, EpilogueWords, Kernel, MAX_BLOCKS, SiluArgs,
+};
 pub use network::Stalled;
 pub use options::{Lost, Options};
 pub use racing::Racing;

@@ -1,9 +1,8 @@
 //! Owners of the tensors of a launch.
 
-use ferry_layout::{Arguments, SiluArgs, Table, Tensor};
+use ferry_layout::{Args, Arguments, SiluArgs, Table, Tensor};
 
 use crate::addresses::{Machine, rank_of};
-use crate::args::Args;
 use crate::error::SimulatorError;
 
 /// Refuses a launch of `rank`, of `ranks`, whose tensors are in the memory of others. An address of nobody is

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use crate::args::Args;
+use crate::args::from_bytes;
 use crate::error::SimulatorError;
 use crate::lane::{MOST_BYTES, receive, refused, send, word};
 use crate::options::Options;
@@ -208,7 +208,7 @@ impl Host {
                 let mut bytes = vec![0; word(payload) as usize];
                 simulator.read(argument, &mut bytes).map(|()| bytes)
             }
-            operation::LAUNCH => match Args::from_bytes(argument & 0xffff_ffff, payload) {
+            operation::LAUNCH => match from_bytes(argument & 0xffff_ffff, payload) {
                 Some((kernel, args)) => {
                     let most = Some((argument >> 32) as u32).filter(|most| *most > 0);
                     simulator.launch(rank, kernel, args, most).map(done)

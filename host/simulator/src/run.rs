@@ -1,8 +1,7 @@
 //! A kernel on a warp.
 
-use ferry_layout::{DispatchWith, Kernel};
+use ferry_layout::{Args, DispatchWith, Kernel};
 
-use crate::args::Args;
 use crate::combines::Combines;
 use crate::silu;
 use crate::warp::Warp;

@@ -13,12 +13,11 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
-use ferry_layout::{Common, Kernel, MAX_BLOCKS, Rank};
+use ferry_layout::{Args, Common, MAX_BLOCKS, Rank};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::addresses::Machine;
-use crate::args::Args;
 use crate::bad_link::Links;
 use crate::block::Block;
 use crate::command::{Command, Launch, Reply};
@@ -198,15 +197,7 @@ impl World {
             .queues
             .get_mut(rank as usize)
             .ok_or(SimulatorError::NoSuchRank { rank, ranks })?;
-        let is_right = match &*launch.args {
-            Args::Dispatch(_) => kernel.dispatches(),
-            Args::Combine(_) => kernel.combines(),
-            Args::Counts(_) => kernel == Kernel::DispatchCounts,
-            Args::GiveUp(_) => kernel == Kernel::GiveUp,
-            Args::Links(_) => kernel == Kernel::Links,
-            Args::Silu(_) => kernel == Kernel::FusedSilu,
-        };
-        if !is_right {
+        if !launch.args.are_of(kernel) {
             return Err(SimulatorError::WrongArguments {
                 kernel: kernel.name(),
             });
@@ -368,19 +359,12 @@ impl World {
     #[expect(clippy::too_many_lines, reason = "a case for each kernel")]
     fn start(&mut self, rank: u32, launch: Launch) {
         let (kernel, args) = (launch.kernel, Rc::<Args>::from(launch.args));
-        let common = match &*args {
-            Args::Dispatch(with) => with.args.common,
-            Args::Combine(with) => with.args.common,
-            Args::Counts(args) => args.common,
-            Args::GiveUp(args) => args.common,
-            Args::Links(args) => args.common,
-            // The fused SiLU never waits.
-            Args::Silu(_) => Common {
-                rank: rank as u16,
-                deadline_ns: u64::MAX,
-                ..Common::zeroed()
-            },
-        };
+        // The fused SiLU never waits.
+        let common = args.common().copied().unwrap_or_else(|| Common {
+            rank: rank as u16,
+            deadline_ns: u64::MAX,
+            ..Common::zeroed()
+        });
         let deadline_ns = common.deadline_ns;
         let deadline = self.shared.clock.get().saturating_add(deadline_ns);
         self.next_deadline = self.next_deadline.min(deadline);

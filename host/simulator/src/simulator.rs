@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 
-use ferry_layout::{Kernel, MAX_RANKS};
+use ferry_layout::{Args, Kernel, MAX_RANKS};
 
 use crate::addresses::{Machine, RANK_SHIFT};
-use crate::args::Args;
+use crate::args::bytes;
 use crate::command::{Command, Launch, Reply};
 use crate::error::SimulatorError;
 use crate::lent::Lent;
@@ -151,7 +151,7 @@ impl Simulator {
             let number = number.map_or(u64::MAX, |at| {
                 at as u64 | u64::from(max_blocks.unwrap_or(0)) << 32
             });
-            let launched = remote.ask(operation::LAUNCH, number, &args.bytes());
+            let launched = remote.ask(operation::LAUNCH, number, &bytes(&args));
             return launched.map(drop);
         }
         require_own(self.machine, self.seed, [rank, self.ranks], &args)?;

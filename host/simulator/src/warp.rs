@@ -16,10 +16,9 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use corosensei::Yielder;
-use ferry_layout::{Common, Counter, Rank, Signal};
+use ferry_layout::{Args, Common, Counter, Rank, Signal};
 use ferry_protocol::{Deadline, Signals, TokenPart};
 
-use crate::args::Args;
 use crate::block::Block;
 use crate::shared::Shared;
 use crate::store_buffer::StoreBuffer;

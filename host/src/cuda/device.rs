@@ -367,19 +367,16 @@ unsafe impl Device for CudaDevice {
 /// Address of the kernel's only parameter, if the kernel takes one of its type.
 fn parameter(launch: &Launch) -> Result<*const c_void, Error> {
     let kernel = launch.kernel;
-    match &launch.args {
-        Args::Dispatch(args) if kernel.dispatches() => Ok(ptr::from_ref(args).cast()),
-        Args::Combine(args) if kernel.combines() => Ok(ptr::from_ref(args).cast()),
-        Args::Counts(args) if kernel == Kernel::DispatchCounts => Ok(ptr::from_ref(args).cast()),
-        Args::GiveUp(args) if kernel == Kernel::GiveUp => Ok(ptr::from_ref(args).cast()),
-        Args::Links(args) if kernel == Kernel::Links => Ok(ptr::from_ref(args).cast()),
-        Args::Silu(args) if kernel == Kernel::FusedSilu => Ok(ptr::from_ref(args).cast()),
-        _ => {
-            let detail = format!(
-                "{} was given another kernel's arguments",
-                launch.kernel.name()
-            );
-            Err(error("cuLaunchKernelEx", sys::INVALID_VALUE, detail))
-        }
+    if !launch.args.are_of(kernel) {
+        let detail = format!("{} was given another kernel's arguments", kernel.name());
+        return Err(error("cuLaunchKernelEx", sys::INVALID_VALUE, detail));
     }
+    Ok(match &launch.args {
+        Args::Dispatch(args) => ptr::from_ref(args).cast(),
+        Args::Combine(args) => ptr::from_ref(args).cast(),
+        Args::Counts(args) => ptr::from_ref(args).cast(),
+        Args::GiveUp(args) => ptr::from_ref(args).cast(),
+        Args::Links(args) => ptr::from_ref(args).cast(),
+        Args::Silu(args) => ptr::from_ref(args).cast(),
+    })
 }

@@ -14,10 +14,10 @@ use std::any::Any;
 use std::sync::Arc;
 
 pub use ferry_layout::{
-    CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs, LinksArgs,
-    SiluArgs,
+    Args, CombineWith, DispatchCountsArgs, DispatchWith, EpilogueWords, FaultPage, GiveUpArgs,
+    LinksArgs, SiluArgs,
 };
-use ferry_layout::{EncodedInput, Kernel, Shape};
+use ferry_layout::{Kernel, Shape};
 
 pub use self::loaded_kernels::LoadedKernels;
 pub use self::pointers::DevicePointers;
@@ -26,78 +26,6 @@ use crate::error::{Error, TensorError};
 use crate::tensor::Tensor;
 use crate::tensor::data_type::{DataType, TensorElement, has_its_bits};
 pub use crate::tensor::handles::{DevicePtr, Stream};
-
-/// Arguments of a kernel launch.
-#[derive(Clone, Copy, Debug)]
-pub enum Args {
-    /// Arguments of the dispatch kernels; those without options take the first part.
-    Dispatch(DispatchWith),
-    /// Arguments of the combine kernels; those without options take the first part.
-    Combine(CombineWith<EpilogueWords>),
-    /// Arguments of the kernel that tells the host of counts.
-    Counts(DispatchCountsArgs),
-    /// Arguments of the kernel that gives up a round.
-    GiveUp(GiveUpArgs),
-    /// Arguments of the kernel that checks links.
-    Links(LinksArgs),
-    /// Arguments of the fused SiLU kernel.
-    Silu(SiluArgs),
-}
-
-impl Args {
-    /// Largest number of tokens of a rank; 0 for a kernel that has nothing to do with ranks.
-    pub const fn most_tokens(&self) -> u32 {
-        match self {
-            Self::Dispatch(with) => with.args.common.shape.max_tokens_per_rank,
-            Self::Combine(with) => with.args.common.shape.max_tokens_per_rank,
-            Self::Counts(args) => args.common.shape.max_tokens_per_rank,
-            Self::GiveUp(args) => args.common.shape.max_tokens_per_rank,
-            Self::Links(args) => args.common.shape.max_tokens_per_rank,
-            Self::Silu(_) => 0,
-        }
-    }
-
-    /// Whether a launch with these arguments needs [the kernels with options](Device::kernels_with_options).
-    pub fn has_options(&self) -> bool {
-        match self {
-            Self::Dispatch(with) => with.has_options(),
-            Self::Combine(with) => with.has_options(),
-            Self::Counts(_) | Self::GiveUp(_) | Self::Links(_) | Self::Silu(_) => false,
-        }
-    }
-
-    /// Name of the first option of a launch that [has some](Self::has_options).
-    pub(crate) fn first_option(&self) -> &'static str {
-        let named = match self {
-            Self::Dispatch(DispatchWith { options, .. }) => vec![
-                ("x_scales", options.encoded != EncodedInput::NONE),
-                ("tokens_on_device", options.tokens_on_device != 0),
-                ("topk_ids of i64", options.wide_ids != 0),
-            ],
-            Self::Combine(CombineWith { options, .. }) => vec![
-                ("row_weights", options.row_weights != 0),
-                ("an epilogue", options.has_epilogue != 0),
-                ("combined in another type than bf16", options.output != 0),
-                ("tokens_on_device", options.tokens_on_device != 0),
-            ],
-            Self::Counts(_) | Self::GiveUp(_) | Self::Links(_) | Self::Silu(_) => Vec::new(),
-        };
-        let first = named.into_iter().find(|(_, is_given)| *is_given);
-        first.map_or("an option", |(name, _)| name)
-    }
-
-    /// Whether a launch with these arguments needs [the kernels for rows that stay as they
-    /// came](Device::kernels_with_rows).
-    pub const fn keeps_rows(&self) -> bool {
-        match self {
-            Self::Dispatch(with) => with.options.rows.is_on != 0,
-            Self::Combine(with) => with.options.rows.is_on != 0,
-            Self::Counts(args) => args.keeps_rows != 0,
-            Self::GiveUp(args) => args.layout != 0,
-            Self::Links(_) | Self::Silu(_) => false,
-        }
-    }
-}
 
 /// A kernel launch.
 #[derive(Clone, Debug)]

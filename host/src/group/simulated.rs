@@ -10,7 +10,7 @@ use ferry_layout::{FaultPage, Rank, Shape};
 use ferry_simulator::{Options as SimulatorOptions, Simulator, SimulatorError};
 
 use crate::device::Device;
-use crate::device::{Args, Launch, SharedPage};
+use crate::device::{Launch, SharedPage};
 use crate::error::Error;
 use crate::group::fabric::Fabric;
 use crate::tensor::handles::{DevicePtr, Stream};
@@ -207,16 +207,11 @@ unsafe impl Device for SimulatedDevice {
     }
 
     unsafe fn launch(&self, launch: &Launch) -> Result<(), Error> {
-        let args = match launch.args {
-            Args::Dispatch(with) => ferry_simulator::Args::Dispatch(with),
-            Args::Combine(with) => ferry_simulator::Args::Combine(with),
-            Args::Counts(args) => ferry_simulator::Args::Counts(args),
-            Args::GiveUp(args) => ferry_simulator::Args::GiveUp(args),
-            Args::Links(args) => ferry_simulator::Args::Links(args),
-            Args::Silu(args) => ferry_simulator::Args::Silu(args),
-        };
         let Launch {
-            kernel, max_sms, ..
+            kernel,
+            args,
+            max_sms,
+            ..
         } = *launch;
         Ok((self.simulator).launch(self.rank.0, kernel, args, max_sms)?)
     }

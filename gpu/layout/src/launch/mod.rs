@@ -2,6 +2,7 @@
 //! tables and epilogues that these name, and the fingerprint by which host and kernels find that they were
 //! built from different layouts.
 
+pub mod any_args;
 pub mod args;
 pub mod encoded;
 pub mod epilogue;

@@ -1,11 +1,10 @@
 //! Addresses of a warp's windows, tables and signals, and its loads and stores of bytes. Each address is
 //! checked against the allocation that it is for.
 
-use ferry_layout::{Arguments, Counter, Rank, Table};
+use ferry_layout::{Args, Arguments, Counter, Rank, Table};
 
 use super::Warp;
 use crate::addresses::RANK_SHIFT;
-use crate::args::Args;
 use crate::error::SimulatorError;
 use crate::memory::{Memory, Outside};
 use crate::write::{Polled, Write};

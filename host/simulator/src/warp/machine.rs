@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::mem::offset_of;
 
 use ferry_layout::{
-    ByteOffset, Counter, Fault, FaultKind, FaultPage, LastRecord, Rank, Signal, Table, Tensor,
-    TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
+    Args, ByteOffset, Counter, Fault, FaultKind, FaultPage, LastRecord, Rank, Signal, Table,
+    Tensor, TokenFormat, avoid_sentinel, bf16_bits, f32_of_bf16_bits,
 };
 use ferry_protocol::wire::inline;
 use ferry_protocol::{
@@ -15,7 +15,6 @@ use ferry_protocol::{
 
 use super::Warp;
 use super::tiles::Vector;
-use crate::args::Args;
 use crate::write::Polled;
 
 /// Vectors of a lane in a copied tile, as on a GPU.

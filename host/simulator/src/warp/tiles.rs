@@ -1,10 +1,9 @@
 //! A warp's tiles, as large as those of a GPU: a few vectors of 16 bytes for each of 32 lanes.
 
-use ferry_layout::{Arguments, ByteOffset, SENTINEL, Tensor, bf16_bits, f32_of_bf16_bits};
+use ferry_layout::{Args, Arguments, ByteOffset, SENTINEL, Tensor, bf16_bits, f32_of_bf16_bits};
 use ferry_protocol::{LANES, Row, Tiles};
 
 use super::Warp;
-use crate::args::Args;
 use crate::write::Polled;
 
 /// Words of a lane's vector.
