@@ -67,6 +67,16 @@ pub struct Memory {
     pub read: Vec<DevicePtr>,
 }
 
+impl Memory {
+    /// Allocates an output full of poison.
+    fn poisoned(&mut self, device: &dyn Device, bytes: u64) -> Result<DevicePtr, Error> {
+        let at = device.alloc(bytes)?;
+        device.fill(at, POISON, bytes)?;
+        self.written.push(at);
+        Ok(at)
+    }
+}
+
 impl Tensors {
     /// Allocates tensors of a rank, the outputs full of poison; those of another round if they share
     /// `outputs` and the experts' rows with it.
@@ -107,14 +117,9 @@ impl Tensors {
                 let rows = Tensor::contiguous(alloc(2 * dims[0] * hidden)?, DataType::Bf16, dims);
                 // Tests use and free the addresses, so that no buffers own them.
                 let layout = plan.output_layout(room.capacity)?;
-                let first = memory.written.len();
-                for tensor in &layout {
-                    let at = device.alloc(tensor.bytes)?;
-                    device.fill(at, POISON, at.bytes())?;
-                    memory.written.push(at);
-                }
-                let at = &memory.written[first..];
-                let output = DispatchOutput::from_addresses(plan, room.capacity, at)?;
+                let at = layout.iter().map(|of| memory.poisoned(&**device, of.bytes));
+                let at = at.collect::<Result<Vec<_>, _>>()?;
+                let output = DispatchOutput::from_addresses(plan, room.capacity, &at)?;
                 (output, rows)
             }
         };
@@ -146,10 +151,7 @@ impl Tensors {
     /// Allocates memory for ids, full of poison and a row longer.
     fn kept_ids(rank: &Communicator, rows: usize, memory: &mut Memory) -> Result<Tensor<2>, Error> {
         let (device, top_k) = (rank.device(), rank.plan().config().top_k);
-        let bytes = 4 * ((rows + 1) * top_k) as u64;
-        let at = device.alloc(bytes)?;
-        device.fill(at, POISON, bytes)?;
-        memory.written.push(at);
+        let at = memory.poisoned(&**device, 4 * ((rows + 1) * top_k) as u64)?;
         Ok(Tensor::contiguous(at, DataType::I32, [rows, top_k]))
     }
 
@@ -164,11 +166,7 @@ impl Tensors {
         let (rows, element) = (room.rows, room.element);
         let each = if room.how == Return::Apart { top_k } else { 1 };
         let mut alloc = |row_bytes: usize| {
-            let bytes = ((rows * each + 1) * row_bytes).max(16) as u64;
-            let at = device.alloc(bytes)?;
-            device.fill(at, POISON, bytes)?;
-            memory.written.push(at);
-            Ok::<_, Error>(at)
+            memory.poisoned(&**device, ((rows * each + 1) * row_bytes).max(16) as u64)
         };
         let at = alloc(hidden * (element.bits() as usize / 8))?;
         let combined = Tensor::contiguous(at, element, [rows, hidden]);
