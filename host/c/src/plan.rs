@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use ferry::{Capacity, CombineMode, CombineOutput, DataType, DevicePtr, Plan, Rank, Tensor};
+use ferry::{Capacity, Plan, Rank};
 
 use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::{ferry_config, output_element};
@@ -238,21 +238,8 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
         // SAFETY: the rule of handles.
         let plan = unsafe { get(plan, "plan")? };
         let tokens = require_tokens(plan, tokens)?;
-        let element = DataType::from(output_element("type", r#type)?);
-        let (at, config) = (DevicePtr::NULL, plan.config());
-        let planned = if !flag("apart", apart)? {
-            let combined = Tensor::contiguous(at, element, [tokens, config.hidden]);
-            let weights = Tensor::contiguous(at, DataType::F32, [tokens, config.top_k]);
-            match config.receive.fields().combine_weights {
-                false => CombineOutput::Summed(combined),
-                true => CombineOutput::Weighted { combined, weights },
-            }
-        } else if config.combine == CombineMode::Exact {
-            let dims = [tokens, config.top_k, config.hidden];
-            CombineOutput::Apart(Tensor::contiguous(at, DataType::Bf16, dims))
-        } else {
-            return Err(ferry::Error::ApartInReducedMode.into());
-        };
+        let element = output_element("type", r#type)?;
+        let planned = plan.result(tokens, element, flag("apart", apart)?)?;
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", ferry_combine_output::of(&planned)) }
     })

@@ -14,6 +14,7 @@ use crate::call::epilogue::CombineEpilogue;
 use crate::error::{EpilogueError, Error};
 use crate::plan::Plan;
 use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
 use crate::tensor::view::{Element, View};
 
@@ -182,6 +183,37 @@ impl CombineInput {
     }
 }
 
+impl Plan {
+    /// The output of a combine of `tokens` tokens, without memory: sums of these elements, with weights if the
+    /// plan has [`combine_weights`](crate::KeptRows::combine_weights), or in exact mode BF16 rows apart. Not
+    /// collective; does not synchronize.
+    ///
+    /// # Errors
+    /// [`Error::ApartInReducedMode`].
+    pub fn result(
+        &self,
+        tokens: usize,
+        element: OutputElement,
+        is_apart: bool,
+    ) -> Result<CombineOutput, Error> {
+        let (at, config) = (DevicePtr::NULL, self.config());
+        if is_apart {
+            let dims = [tokens, config.top_k, config.hidden];
+            let rows = Tensor::contiguous(at, DataType::Bf16, dims);
+            return match config.combine {
+                CombineMode::Reduced => Err(Error::ApartInReducedMode),
+                CombineMode::Exact => Ok(CombineOutput::Apart(rows)),
+            };
+        }
+        let combined = Tensor::contiguous(at, element.into(), [tokens, config.hidden]);
+        let weights = Tensor::contiguous(at, DataType::F32, [tokens, config.top_k]);
+        Ok(match self.receive().combine_weights {
+            false => CombineOutput::Summed(combined),
+            true => CombineOutput::Weighted { combined, weights },
+        })
+    }
+}
+
 /// Checks that no result overlaps another one or a tensor that is read: rows
 /// are still read while sums are written. Each tensor was checked by itself.
 fn require_apart(
@@ -214,7 +246,6 @@ mod tests {
 
     use super::*;
     use crate::plan::config::Config;
-    use crate::tensor::data_type::DataType;
 
     /// A position in exact mode is also a row of the staging, which has [`Shape::max_rows`] rows: fewer than
     /// [`Plan::max_rows`] if that is rounded up.

@@ -5,7 +5,9 @@ use crate::call::tensors::TensorLayout;
 use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::plan::config::Config;
-use ferry_layout::{Rank, ScaleLayout, TokenFormat};
+use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
+use ferry_layout::{CombineMode, Rank, ScaleLayout, TokenFormat};
 
 fn plan(format: TokenFormat, combine: CombineMode) -> (Arc<dyn Device>, Plan) {
     let group = Group::simulated(1, 1).unwrap();
@@ -234,7 +236,7 @@ fn a_result_has_the_shape_of_its_mode_and_no_more_tokens_than_the_plan() {
     };
     assert_eq!(dims(&summed, 50), [50, 256]);
     assert_eq!(dims(&apart, 7), [7, 2, 256]);
-    assert_eq!(apart.at.bytes(), 2 * 50 * 2 * 256);
+    assert_eq!(apart.memory.at()[0].bytes(), 2 * 50 * 2 * 256);
     let refused = summed.output(51);
     let is_named = matches!(refused, Err(Error::TooManyTokens { given: 51, max: 50 }));
     assert!(is_named, "{refused:?}");

@@ -280,7 +280,7 @@ impl CombineBuffers {
         rows: &[T],
     ) -> Result<CombineInput, Error> {
         const { has_its_bits::<T>() };
-        let dims = [output.capacity(), self.hidden];
+        let dims = [output.capacity(), self.plan.config().hidden];
         let wanted = Tensor::contiguous(DevicePtr::NULL, T::DATA_TYPE, dims);
         let [capacity, hidden] = dims;
         if !rows.len().is_multiple_of(hidden) || rows.len() / hidden > capacity {

@@ -6,7 +6,7 @@ pub(crate) mod decode;
 
 use std::sync::Arc;
 
-use ferry_layout::{CombineMode, OutputElement};
+use ferry_layout::OutputElement;
 
 use crate::call::buffers::allocations::Allocations;
 use crate::call::{CombineOutput, DispatchOutput};
@@ -14,10 +14,8 @@ use crate::device::Device;
 use crate::error::{Error, Problem};
 use crate::plan::Plan;
 use crate::plan::capacity::Capacity;
-use crate::plan::config::Config;
-use crate::tensor::Tensor;
-use crate::tensor::data_type::DataType;
 use crate::tensor::handles::DevicePtr;
+use crate::tensor::view::View;
 
 /// The outputs of dispatches of one plan on one rank: every tensor that the plan's format and
 /// [receive layout](crate::Config::receive) have, in device memory of its own.
@@ -223,16 +221,10 @@ pub struct CombineBuffers {
     pub(crate) expert_rows: Option<Allocations>,
     /// Earlier memory of [`upload`](Self::upload) that was too small for a later call.
     pub(crate) outgrown: Vec<Allocations>,
-    at: DevicePtr,
-    /// Memory of weights that come back.
-    weights: Option<DevicePtr>,
-    /// `max_tokens_per_rank`.
-    most: usize,
-    pub(crate) hidden: usize,
-    top_k: usize,
+    pub(crate) plan: Plan,
+    element: OutputElement,
     /// Whether the rows of a token are kept apart.
     is_apart: bool,
-    data_type: DataType,
 }
 
 impl CombineBuffers {
@@ -264,10 +256,7 @@ impl CombineBuffers {
     /// # Errors
     /// [`Error::ApartInReducedMode`]; errors of the device.
     pub fn apart(device: &Arc<dyn Device>, plan: &Plan) -> Result<Self, Error> {
-        match plan.config().combine {
-            CombineMode::Reduced => Err(Error::ApartInReducedMode),
-            CombineMode::Exact => Self::with_rows(device, plan, true, OutputElement::Bf16),
-        }
+        Self::with_rows(device, plan, true, OutputElement::Bf16)
     }
 
     fn with_rows(
@@ -276,31 +265,17 @@ impl CombineBuffers {
         is_apart: bool,
         element: OutputElement,
     ) -> Result<Self, Error> {
-        let Config {
-            max_tokens_per_rank: most,
-            hidden,
-            top_k,
-            ..
-        } = *plan.config();
-        let dims = [most, if is_apart { top_k } else { 1 }, hidden];
-        let all = Tensor::contiguous(DevicePtr::NULL, element.into(), dims);
-        let ((at, weights), memory) = Allocations::with(device, |memory| {
-            let at = memory.alloc(all.bytes())?;
-            let bytes = 4 * most as u64 * top_k as u64;
-            let returns_weights = plan.receive().combine_weights;
-            let weights = returns_weights.then(|| memory.alloc(bytes)).transpose()?;
-            Ok((at, weights))
+        let largest = plan.result(plan.config().max_tokens_per_rank, element, is_apart)?;
+        let ((), memory) = Allocations::with(device, |memory| {
+            let mut tensors = largest.views().into_iter().flatten();
+            tensors.try_for_each(|tensor| memory.alloc(tensor.span()).map(drop))
         })?;
         Ok(Self {
             memory,
             expert_rows: None,
             outgrown: Vec::new(),
-            at,
-            weights,
-            data_type: all.data_type,
-            most,
-            hidden,
-            top_k,
+            plan: *plan,
+            element,
             is_apart,
         })
     }
@@ -310,25 +285,17 @@ impl CombineBuffers {
     /// # Errors
     /// [`Error::TooManyTokens`].
     pub fn output(&self, tokens: usize) -> Result<CombineOutput, Error> {
-        if tokens > self.most {
-            return Err(Error::TooManyTokens {
-                given: tokens,
-                max: self.most,
-            });
+        let max = self.plan.config().max_tokens_per_rank;
+        if tokens > max {
+            return Err(Error::TooManyTokens { given: tokens, max });
         }
-        if self.is_apart {
-            let dims = [tokens, self.top_k, self.hidden];
-            let apart = Tensor::contiguous(self.at, self.data_type, dims);
-            return Ok(CombineOutput::Apart(apart));
-        }
-        let combined = Tensor::contiguous(self.at, self.data_type, [tokens, self.hidden]);
-        Ok(match self.weights {
-            None => CombineOutput::Summed(combined),
-            Some(at) => CombineOutput::Weighted {
-                combined,
-                weights: Tensor::contiguous(at, DataType::F32, [tokens, self.top_k]),
-            },
-        })
+        let output = self.plan.result(tokens, self.element, self.is_apart)?;
+        let mut memory = self.memory.at().iter();
+        let placed = output.views().map(|tensor| {
+            let (tensor, &at) = tensor.zip(memory.next())?;
+            Some(View { at, ..tensor }.into())
+        });
+        Ok(CombineOutput::of(placed)?)
     }
 
     /// Sets every byte of the result. Not collective; synchronizes, but only with the device's own stream.

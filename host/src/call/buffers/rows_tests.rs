@@ -9,7 +9,10 @@ use super::*;
 use crate::call::address_or_none;
 use crate::call::dispatch::args_of;
 use crate::group::Group;
+use crate::plan::config::Config;
 use crate::plan::receive::{KeptRows, Receive, ReceiveFields};
+use crate::tensor::Tensor;
+use crate::tensor::data_type::DataType;
 
 const TOP_K: usize = 2;
 const HIDDEN: usize = 256;
