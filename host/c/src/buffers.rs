@@ -1,12 +1,12 @@
 //! Outputs allocated by Ferry.
 
 use ferry::layout::OutputElement;
-use ferry::{CombineBuffers, DispatchBuffers, Plan};
+use ferry::{CombineBuffers, DispatchBuffers};
 
 use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::output_element;
 use crate::device::ferry_device;
-use crate::handle::{Opaque, get, put, require_place, take};
+use crate::handle::{Opaque, get, make, take};
 use crate::plan::{ferry_capacity, ferry_plan};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, write};
@@ -16,7 +16,7 @@ use crate::tensor::shown;
 pub struct ferry_dispatch_buffers(());
 
 impl Opaque for ferry_dispatch_buffers {
-    type Value = OfPlan<DispatchBuffers>;
+    type Value = DispatchBuffers;
     const NAME: &'static str = "ferry_dispatch_buffers";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/db");
 }
@@ -25,15 +25,9 @@ impl Opaque for ferry_dispatch_buffers {
 pub struct ferry_combine_buffers(());
 
 impl Opaque for ferry_combine_buffers {
-    type Value = OfPlan<CombineBuffers>;
+    type Value = CombineBuffers;
     const NAME: &'static str = "ferry_combine_buffers";
     const MAGIC: u64 = u64::from_le_bytes(*b"ferry/cb");
-}
-
-/// Buffers and their plan.
-pub(crate) struct OfPlan<B> {
-    buffers: B,
-    plan: Plan,
 }
 
 /// Allocates outputs of `capacity` (NULL: max_rows) on `device`, that of a rank of the plan's group. Not
@@ -46,26 +40,15 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_new(
     buffers: *mut *mut ferry_dispatch_buffers,
 ) -> ferry_status {
     guard("ferry_dispatch_buffers_new", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(buffers, "buffers", 1)? };
-        // SAFETY: the rule of handles.
-        let device = unsafe { get(device, "device")? };
-        // SAFETY: the rule of handles.
-        let plan = *unsafe { get(plan, "plan")? };
-        // SAFETY: the rule of pointers.
-        let capacity = unsafe { ferry_capacity::get(capacity, &plan)? };
-        let made = DispatchBuffers::with_capacity(&device.device, &plan, capacity)?;
-        // SAFETY: `require_place` checked `buffers`.
+        // SAFETY: the rules of pointers and handles.
         unsafe {
-            put(
-                buffers,
-                OfPlan {
-                    buffers: made,
-                    plan,
-                },
-            )
-        };
-        Ok(())
+            make(buffers, "buffers", || {
+                let device = &get(device, "device")?.device;
+                let plan = get(plan, "plan")?;
+                let capacity = ferry_capacity::get(capacity, plan)?;
+                Ok(DispatchBuffers::with_capacity(device, plan, capacity)?)
+            })
+        }
     })
 }
 
@@ -78,7 +61,7 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_output(
 ) -> ferry_status {
     guard("ferry_dispatch_buffers_output", || {
         // SAFETY: the rule of handles.
-        let OfPlan { buffers, .. } = unsafe { get(buffers, "buffers")? };
+        let buffers = unsafe { get(buffers, "buffers")? };
         let tensors = buffers.output().tensors();
         let tensors = ferry_dispatch_output::of(tensors.map(|of| of.as_ref().map(shown)));
         // SAFETY: the rule of pointers.
@@ -95,7 +78,7 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_fill(
 ) -> ferry_status {
     guard("ferry_dispatch_buffers_fill", || {
         // SAFETY: the rule of handles.
-        Ok(unsafe { get(buffers, "buffers")? }.buffers.fill(value)?)
+        Ok(unsafe { get(buffers, "buffers")? }.fill(value)?)
     })
 }
 
@@ -109,7 +92,7 @@ pub unsafe extern "C" fn ferry_dispatch_buffers_free(
         // SAFETY: the rules of pointers and handles.
         let taken = unsafe { take(buffers, "*buffers")? };
         // SAFETY: nothing uses the tensors any more: documented on this function.
-        Ok(unsafe { taken.buffers.free() }?)
+        Ok(unsafe { taken.free() }?)
     })
 }
 
@@ -125,32 +108,21 @@ pub unsafe extern "C" fn ferry_combine_buffers_new(
     buffers: *mut *mut ferry_combine_buffers,
 ) -> ferry_status {
     guard("ferry_combine_buffers_new", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(buffers, "buffers", 1)? };
-        // SAFETY: the rule of handles.
-        let device = &unsafe { get(device, "device")? }.device;
-        // SAFETY: the rule of handles.
-        let plan = *unsafe { get(plan, "plan")? };
-        let element = output_element("type", r#type)?;
-        let made = match (flag("apart", apart)?, element) {
-            (false, element) => CombineBuffers::with_element(device, &plan, element)?,
-            (true, OutputElement::Bf16) => CombineBuffers::apart(device, &plan)?,
-            (true, _) => {
-                let rule = "rows that are kept apart are FERRY_BF16";
-                return Err(Failure::value("type", r#type, rule));
-            }
-        };
-        // SAFETY: `require_place` checked `buffers`.
+        // SAFETY: the rules of pointers and handles.
         unsafe {
-            put(
-                buffers,
-                OfPlan {
-                    buffers: made,
-                    plan,
-                },
-            )
-        };
-        Ok(())
+            make(buffers, "buffers", || {
+                let device = &get(device, "device")?.device;
+                let plan = get(plan, "plan")?;
+                match (flag("apart", apart)?, output_element("type", r#type)?) {
+                    (false, element) => Ok(CombineBuffers::with_element(device, plan, element)?),
+                    (true, OutputElement::Bf16) => Ok(CombineBuffers::apart(device, plan)?),
+                    (true, _) => {
+                        let rule = "rows that are kept apart are FERRY_BF16";
+                        Err(Failure::value("type", r#type, rule))
+                    }
+                }
+            })
+        }
     })
 }
 
@@ -164,8 +136,8 @@ pub unsafe extern "C" fn ferry_combine_buffers_output(
 ) -> ferry_status {
     guard("ferry_combine_buffers_output", || {
         // SAFETY: the rule of handles.
-        let OfPlan { buffers, plan } = unsafe { get(buffers, "buffers")? };
-        let tokens = crate::plan::require_tokens(plan, tokens)?;
+        let buffers = unsafe { get(buffers, "buffers")? };
+        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
         let tensor = ferry_combine_output::of(&buffers.output(tokens)?);
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", tensor) }
@@ -180,7 +152,7 @@ pub unsafe extern "C" fn ferry_combine_buffers_fill(
 ) -> ferry_status {
     guard("ferry_combine_buffers_fill", || {
         // SAFETY: the rule of handles.
-        Ok(unsafe { get(buffers, "buffers")? }.buffers.fill(value)?)
+        Ok(unsafe { get(buffers, "buffers")? }.fill(value)?)
     })
 }
 
@@ -194,6 +166,6 @@ pub unsafe extern "C" fn ferry_combine_buffers_free(
         // SAFETY: the rules of pointers and handles.
         let taken = unsafe { take(buffers, "*buffers")? };
         // SAFETY: nothing uses the tensor any more: documented on this function.
-        Ok(unsafe { taken.buffers.free() }?)
+        Ok(unsafe { taken.free() }?)
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferry::{Device, DevicePtr, Rank, Stream};
 
 use crate::group::ferry_group;
-use crate::handle::{Opaque, get, put, require, require_place, store, take, values};
+use crate::handle::{Opaque, get, make, require, store, take, values};
 use crate::status::{Failure, ferry_status, guard};
 
 /// The device of a rank of this process. Any thread may use it.
@@ -34,18 +34,17 @@ pub unsafe extern "C" fn ferry_group_device(
     device: *mut *mut ferry_device,
 ) -> ferry_status {
     guard("ferry_group_device", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(device, "device", 1)? };
-        // SAFETY: the rule of handles.
-        let group = unsafe { get(group, "group")? };
-        let found = DeviceOfRank {
-            device: group.device(Rank(rank))?,
-            #[cfg(feature = "cuda")]
-            cuda: group.cuda(Rank(rank)),
-        };
-        // SAFETY: `require_place` checked `device`.
-        unsafe { put(device, found) };
-        Ok(())
+        // SAFETY: the rules of pointers and handles.
+        unsafe {
+            make(device, "device", || {
+                let group = get(group, "group")?;
+                Ok(DeviceOfRank {
+                    device: group.device(Rank(rank))?,
+                    #[cfg(feature = "cuda")]
+                    cuda: group.cuda(Rank(rank)),
+                })
+            })
+        }
     })
 }
 

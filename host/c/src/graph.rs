@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::device::ferry_device;
-use crate::handle::{Opaque, get, require_place, take};
+use crate::handle::{Opaque, get, make, take};
 use crate::status::{Failure, ferry_status, guard};
 
 /// A captured sequence of calls that can be replayed. Only one thread may launch it at a time; another
@@ -37,16 +37,16 @@ pub unsafe extern "C" fn ferry_graph_capture(
     graph: *mut *mut ferry_graph,
 ) -> ferry_status {
     guard("ferry_graph_capture", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(graph, "graph", 1)? };
-        // SAFETY: the rule of handles.
-        let device = unsafe { get(device, "device")? };
-        let Some(work) = work else {
-            return Err(Failure::new(ferry_status::FERRY_NULL, "work is NULL"));
-        };
-        // SAFETY: the rule of streams; `work` does what `ferry_graph_work` documents; `require_place` checked
-        // `graph`.
-        unsafe { capture(device, stream, || work(context), graph) }
+        // SAFETY: the rules of pointers, handles and streams; `work` does what `ferry_graph_work` documents.
+        unsafe {
+            make(graph, "graph", || {
+                let device = get(device, "device")?;
+                let Some(work) = work else {
+                    return Err(Failure::new(ferry_status::FERRY_NULL, "work is NULL"));
+                };
+                capture(device, stream, || work(context))
+            })
+        }
     })
 }
 
@@ -80,14 +80,13 @@ type Device = <ferry_device as Opaque>::Value;
 type Graph = <ferry_graph as Opaque>::Value;
 
 /// # Safety
-/// The rule of streams; `graph` may be written.
+/// The rule of streams.
 #[cfg(feature = "cuda")]
 unsafe fn capture(
     device: &Device,
     stream: *mut c_void,
     work: impl FnOnce() -> c_int,
-    graph: *mut *mut ferry_graph,
-) -> Result<(), Failure> {
+) -> Result<Graph, Failure> {
     let Some(cuda) = &device.cuda else {
         let rule = "graphs are captured on CUDA devices";
         return Err(Failure::value("device", device.device.name(), rule));
@@ -101,20 +100,13 @@ unsafe fn capture(
             source: std::io::Error::other(format!("it returned {code}")),
         }),
     })?;
-    // SAFETY: `graph` may be written: documented on this function.
-    unsafe { crate::handle::put(graph, std::sync::Mutex::new(made)) };
-    Ok(())
+    Ok(std::sync::Mutex::new(made))
 }
 
 /// # Safety
 /// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "cuda"))]
-unsafe fn capture(
-    _: &Device,
-    _: *mut c_void,
-    _: impl FnOnce() -> c_int,
-    _: *mut *mut ferry_graph,
-) -> Result<(), Failure> {
+unsafe fn capture(_: &Device, _: *mut c_void, _: impl FnOnce() -> c_int) -> Result<Graph, Failure> {
     Err(Failure::not_built("cuda"))
 }
 

@@ -10,7 +10,7 @@ use ferry::simulator::Options as SimulatorOptions;
 #[cfg(feature = "cuda")]
 use crate::bootstrap::open::open;
 use crate::bootstrap::{ferry_bootstrap, require_ranks};
-use crate::handle::{Opaque, get, put, require_place, store, take, values};
+use crate::handle::{Opaque, get, make, store, take, values};
 use crate::kernels::{Given, ferry_group_options};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{read, sized};
@@ -52,23 +52,22 @@ pub unsafe extern "C" fn ferry_group_simulated(
     group: *mut *mut ferry_group,
 ) -> ferry_status {
     guard("ferry_group_simulated", || {
+        let simulated = || {
+            // SAFETY: the rule of pointers.
+            let given = unsafe { read(options, "options")? };
+            require_ranks("options->ranks", given.ranks)?;
+            if given.reserved != 0 {
+                let rule = "it must be 0";
+                return Err(Failure::value("options->reserved", given.reserved, rule));
+            }
+            let mut options = SimulatorOptions::new(given.ranks, given.seed);
+            if given.patience_ns != 0 {
+                options.patience = Some(Duration::from_nanos(given.patience_ns));
+            }
+            Ok(Group::simulated_with(options)?)
+        };
         // SAFETY: the rule of pointers.
-        unsafe { require_place(group, "group", 1)? };
-        // SAFETY: the rule of pointers.
-        let given = unsafe { read(options, "options")? };
-        require_ranks("options->ranks", given.ranks)?;
-        if given.reserved != 0 {
-            let rule = "it must be 0";
-            return Err(Failure::value("options->reserved", given.reserved, rule));
-        }
-        let mut options = SimulatorOptions::new(given.ranks, given.seed);
-        if given.patience_ns != 0 {
-            options.patience = Some(Duration::from_nanos(given.patience_ns));
-        }
-        let made = Group::simulated_with(options)?;
-        // SAFETY: `require_place` checked `group`.
-        unsafe { put(group, made) };
-        Ok(())
+        unsafe { make(group, "group", simulated) }
     })
 }
 
@@ -260,7 +259,8 @@ unsafe fn make_local(
 ) -> Result<(), Failure> {
     // SAFETY: the rules of pointers and handles.
     unsafe {
-        make(options, group, |given| {
+        make(group, "group", || {
+            let given = ferry_group_options::read(options)?;
             let devices = values(devices, "devices", count)?
                 .iter()
                 .map(|&number| device_number("devices", number))
@@ -280,7 +280,8 @@ unsafe fn make_node(
 ) -> Result<(), Failure> {
     // SAFETY: the rules of pointers and handles; `all_gather` keeps what `ferry_all_gather` documents.
     unsafe {
-        make(options, group, |given| {
+        make(group, "group", || {
+            let given = ferry_group_options::read(options)?;
             node(bootstrap, device_number("device", device)?, &given)
         })
     }
@@ -297,29 +298,12 @@ unsafe fn make_nvshmem(
 ) -> Result<(), Failure> {
     // SAFETY: the rules of pointers and handles; `all_gather` keeps what `ferry_all_gather` documents.
     unsafe {
-        make(options, group, |given| {
+        make(group, "group", || {
+            let given = ferry_group_options::read(options)?;
             let device = device_number("device", device)?;
             nvshmem(bootstrap, device, library, &given)
         })
     }
-}
-
-/// Makes a group with these options, and stores it.
-///
-/// # Safety
-/// The rules of pointers and handles.
-unsafe fn make(
-    options: *const ferry_group_options,
-    group: *mut *mut ferry_group,
-    with: impl FnOnce(Given<'_>) -> Result<Group, Failure>,
-) -> Result<(), Failure> {
-    // SAFETY: the rules of pointers and handles; `require_place` checks `group`.
-    unsafe {
-        require_place(group, "group", 1)?;
-        let made = with(ferry_group_options::read(options)?)?;
-        put(group, made);
-    }
-    Ok(())
 }
 
 #[cfg(feature = "cuda")]

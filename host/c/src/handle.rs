@@ -38,6 +38,23 @@ pub(crate) unsafe fn put<O: Opaque>(place: *mut *mut O, value: O::Value) {
     unsafe { place.write(Box::into_raw(handle).cast()) };
 }
 
+/// Stores a handle of what `make` returns; calls it only if `place` may be written.
+///
+/// # Safety
+/// The rule of pointers.
+pub(crate) unsafe fn make<O: Opaque>(
+    place: *mut *mut O,
+    name: &str,
+    make: impl FnOnce() -> Result<O::Value, Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the rule of pointers.
+    unsafe { require_place(place, name, 1)? };
+    let value = make()?;
+    // SAFETY: `require_place` checked `place`.
+    unsafe { put(place, value) };
+    Ok(())
+}
+
 /// Checks the place of a handle, or of an array of handles, before anything is made, and sets it to null.
 ///
 /// # Safety

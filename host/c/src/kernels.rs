@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use crate::handle::{Opaque, get, require_place, take};
+use crate::handle::{Opaque, get, make, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, sized};
 
@@ -57,10 +57,8 @@ pub unsafe extern "C" fn ferry_kernels_from_ptx(
     kernels: *mut *mut ferry_kernels,
 ) -> ferry_status {
     guard("ferry_kernels_from_ptx", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(kernels, "kernels", 1)? };
-        // SAFETY: the rules of pointers and kernels; `require_place` checked `kernels`.
-        unsafe { from_ptx(text, bytes, kernels) }
+        // SAFETY: the rules of pointers and kernels.
+        unsafe { make(kernels, "kernels", || from_ptx(text, bytes)) }
     })
 }
 
@@ -123,27 +121,21 @@ impl ferry_group_options {
 }
 
 /// # Safety
-/// The rules of pointers and kernels; `kernels` may be written.
+/// The rules of pointers and kernels.
 #[cfg(feature = "cuda")]
-unsafe fn from_ptx(
-    text: *const c_char,
-    bytes: usize,
-    kernels: *mut *mut ferry_kernels,
-) -> Result<(), Failure> {
+unsafe fn from_ptx(text: *const c_char, bytes: usize) -> Result<ferry::Kernels, Failure> {
     // SAFETY: the rule of pointers.
     let text = unsafe { crate::handle::values(text.cast::<u8>(), "text", bytes)? };
     let text = std::str::from_utf8(text)
         .map_err(|error| Failure::value("text", "not PTX", &error.to_string()))?;
     // SAFETY: the rule of kernels.
-    let made = unsafe { ferry::Kernels::from_ptx(text) }.map_err(ferry::Error::from)?;
-    // SAFETY: `kernels` may be written: documented on this function.
-    unsafe { crate::handle::put(kernels, made) };
-    Ok(())
+    let made = unsafe { ferry::Kernels::from_ptx(text) };
+    Ok(made.map_err(ferry::Error::from)?)
 }
 
 /// # Safety
 /// Nothing is required: no pointer is read through.
 #[cfg(not(feature = "cuda"))]
-unsafe fn from_ptx(_: *const c_char, _: usize, _: *mut *mut ferry_kernels) -> Result<(), Failure> {
+unsafe fn from_ptx(_: *const c_char, _: usize) -> Result<std::convert::Infallible, Failure> {
     Err(Failure::not_built("cuda"))
 }

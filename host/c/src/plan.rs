@@ -7,7 +7,7 @@ use ferry::{Capacity, Plan, Rank};
 use crate::arguments::{ferry_combine_output, ferry_dispatch_output};
 use crate::config::{ferry_config, output_element};
 use crate::group::ferry_group;
-use crate::handle::{Opaque, get, put, require_place, store, take};
+use crate::handle::{Opaque, get, make, store, take};
 use crate::status::{Failure, ferry_status, guard};
 use crate::structs::{flag, read, require_room, sized, write};
 use crate::tensor::ferry_tensor;
@@ -117,17 +117,14 @@ pub unsafe extern "C" fn ferry_plan_new(
     plan: *mut *mut ferry_plan,
 ) -> ferry_status {
     guard("ferry_plan_new", || {
-        // SAFETY: the rule of pointers.
-        unsafe { require_place(plan, "plan", 1)? };
-        // SAFETY: the rule of handles.
-        let group = unsafe { get(group, "group")? };
-        // SAFETY: the rule of pointers.
-        let config = unsafe { read(config, "config")? };
-        let (config, receive) = config.get()?;
-        let made = Plan::with_fields(group, config, receive)?;
-        // SAFETY: `require_place` checked `plan`.
-        unsafe { put(plan, made) };
-        Ok(())
+        // SAFETY: the rules of pointers and handles.
+        unsafe {
+            make(plan, "plan", || {
+                let group = get(group, "group")?;
+                let (config, receive) = read(config, "config")?.get()?;
+                Ok(Plan::with_fields(group, config, receive)?)
+            })
+        }
     })
 }
 
@@ -188,7 +185,7 @@ pub unsafe extern "C" fn ferry_plan_shared_tokens(
             let rule = format!("the plan is for {} ranks", plan.ranks());
             return Err(Failure::value("rank", rank, &rule));
         }
-        let tokens = require_tokens(plan, tokens)?;
+        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
         let shared = plan.shared_tokens(Rank(rank), tokens);
         // SAFETY: the rule of pointers.
         unsafe { store(start, "start", shared.start as u64)? };
@@ -237,21 +234,10 @@ pub unsafe extern "C" fn ferry_plan_combine_layout(
     guard("ferry_plan_combine_layout", || {
         // SAFETY: the rule of handles.
         let plan = unsafe { get(plan, "plan")? };
-        let tokens = require_tokens(plan, tokens)?;
+        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
         let element = output_element("type", r#type)?;
         let planned = plan.result(tokens, element, flag("apart", apart)?)?;
         // SAFETY: the rule of pointers.
         unsafe { write(output, "output", ferry_combine_output::of(&planned)) }
     })
-}
-
-pub(crate) fn require_tokens(plan: &Plan, tokens: u64) -> Result<usize, Failure> {
-    let most = plan.config().max_tokens_per_rank;
-    match usize::try_from(tokens) {
-        Ok(tokens) if tokens <= most => Ok(tokens),
-        _ => {
-            let rule = format!("the plan's max_tokens_per_rank is {most}");
-            Err(Failure::value("tokens", tokens, &rule))
-        }
-    }
 }

@@ -140,6 +140,7 @@ impl Argument {
     }
 
     /// Its sizes.
+    #[inline]
     pub(super) fn layout(&self, plan: &Plan, sizes: Sizes, element: Element) -> Layout {
         let config = plan.config();
         Layout::new(element, self.dims, |dim| match dim {

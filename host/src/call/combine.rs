@@ -189,7 +189,7 @@ impl Plan {
     /// collective; does not synchronize.
     ///
     /// # Errors
-    /// [`Error::ApartInReducedMode`].
+    /// [`Error::TooManyTokens`], [`Error::ApartInReducedMode`].
     pub fn result(
         &self,
         tokens: usize,
@@ -197,6 +197,10 @@ impl Plan {
         is_apart: bool,
     ) -> Result<CombineOutput, Error> {
         let (at, config) = (DevicePtr::NULL, self.config());
+        let (given, max) = (tokens, config.max_tokens_per_rank);
+        if given > max {
+            return Err(Error::TooManyTokens { given, max });
+        }
         if is_apart {
             let dims = [tokens, config.top_k, config.hidden];
             let rows = Tensor::contiguous(at, DataType::Bf16, dims);

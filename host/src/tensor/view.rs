@@ -189,6 +189,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// A layout of as many dimensions as `dims`, which `size` gives their sizes.
+    #[inline]
     pub(crate) fn new<T>(element: Element, dims: &[T], size: impl Fn(&T) -> usize) -> Self {
         let mut made = Self {
             dims: [0; MOST_DIMS],

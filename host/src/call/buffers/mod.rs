@@ -285,10 +285,6 @@ impl CombineBuffers {
     /// # Errors
     /// [`Error::TooManyTokens`].
     pub fn output(&self, tokens: usize) -> Result<CombineOutput, Error> {
-        let max = self.plan.config().max_tokens_per_rank;
-        if tokens > max {
-            return Err(Error::TooManyTokens { given: tokens, max });
-        }
         let output = self.plan.result(tokens, self.element, self.is_apart)?;
         let mut memory = self.memory.at().iter();
         let placed = output.views().map(|tensor| {
