@@ -63,7 +63,7 @@ pub(super) enum Dim {
     Groups,
     /// Groups, and the end of the last.
     GroupEnds,
-    /// What there is a count of: experts, or groups of rows.
+    /// Experts, or groups of rows, that are counted.
     Counted,
     /// Numbers that say where a row comes from.
     SourceWords,

@@ -184,9 +184,9 @@ impl CombineInput {
 }
 
 impl Plan {
-    /// The output of a combine of `tokens` tokens, without memory: sums of these elements, with weights if the
-    /// plan has [`combine_weights`](crate::KeptRows::combine_weights), or in exact mode BF16 rows apart. Not
-    /// collective; does not synchronize.
+    /// The output of a combine of `tokens` tokens, without memory: sums `[tokens, hidden]` of these elements,
+    /// with weights `[tokens, top_k]` if the plan has [`combine_weights`](crate::KeptRows::combine_weights);
+    /// or in exact mode BF16 rows apart, `[tokens, top_k, hidden]`. Not collective; does not synchronize.
     ///
     /// # Errors
     /// [`Error::TooManyTokens`], [`Error::ApartInReducedMode`].

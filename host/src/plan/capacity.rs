@@ -1,6 +1,6 @@
 //! Capacities of a dispatch's outputs.
 
-use ferry_layout::{ReceiveLayout, Shape, scale_placement};
+use ferry_layout::{ReceiveLayout, scale_placement};
 
 use crate::error::{Error, Problem};
 use crate::plan::Plan;
@@ -134,21 +134,4 @@ impl Plan {
             format!("receive is {receive}, with {most} rows: {of_each}ranks * max_tokens_per_rank")
         })
     }
-}
-
-/// Checks that kernels can number the words of the row-major scales of `rows` rows.
-pub(crate) fn countable_rows(shape: &Shape, rows: usize) -> Result<(), Error> {
-    countable("rows", rows, shape.most_scaled_rows())
-}
-
-/// Checks that kernels can number the words of `blocks` blocks of tiled scales.
-pub(crate) fn countable_blocks(shape: &Shape, blocks: usize) -> Result<(), Error> {
-    countable("blocks", blocks, shape.most_scale_blocks())
-}
-
-fn countable(unit: &'static str, given: usize, max: u64) -> Result<(), Error> {
-    if given as u64 <= max {
-        return Ok(());
-    }
-    Err(Error::TooManyScales { unit, given, max })
 }

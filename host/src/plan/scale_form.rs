@@ -4,7 +4,6 @@ use ferry_layout::{ReceiveLayout, ScaleLayout, Shape, TokenFormat};
 
 use crate::error::Error;
 use crate::plan::Plan;
-use crate::plan::capacity::{countable_blocks, countable_rows};
 use crate::plan::receive::ReceiveFields;
 use crate::tensor::data_type::DataType;
 use crate::tensor::view::{Element, Layout};
@@ -49,11 +48,15 @@ impl ScaleForm {
 
     /// Checks that kernels can number the words of so many scales.
     pub(crate) fn countable(self, shape: &Shape, rows: usize, blocks: usize) -> Result<(), Error> {
-        match self {
-            Self::None | Self::Transposed { .. } => Ok(()),
-            Self::TransposedBlocks | Self::RowMajor => countable_rows(shape, rows),
-            Self::Tiled => countable_blocks(shape, blocks),
+        let (unit, given, max) = match self {
+            Self::None | Self::Transposed { .. } => return Ok(()),
+            Self::TransposedBlocks | Self::RowMajor => ("rows", rows, shape.most_scaled_rows()),
+            Self::Tiled => ("blocks", blocks, shape.most_scale_blocks()),
+        };
+        if given as u64 <= max {
+            return Ok(());
         }
+        Err(Error::TooManyScales { unit, given, max })
     }
 
     /// Sizes and elements of the scales of so many rows, or `blocks` of tiled scales, of `experts` groups.

@@ -180,8 +180,8 @@ fn addresses_that_do_not_fit_the_format_are_named() {
     let few = DispatchOutput::from_addresses(&plan_of, capacity, &at[1..]);
     assert_eq!(
         few.unwrap_err().to_string(),
-        "tensor output: wanted an address for each of tokens, scales, scale_offsets, row_offsets, expert_ids, \
-         src_info, given 5"
+        "tensor output: wanted an address for each of tokens, scales, scale_offsets, row_offsets, \
+         expert_ids, src_info, given 5"
     );
     let short = [&[at[3]], &at[1..]].concat();
     let short = DispatchOutput::from_addresses(&plan_of, capacity, &short);
