@@ -341,14 +341,15 @@ static void run_mode(const team *of, const mode *mode, uint32_t number) {
 
 // Checks that with skip_a2a each of the shared expert's tokens is one rank's.
 static void compare_shares(const team *of) {
-    uint64_t end = 0;
+    uint64_t end = 0, start, count, many = (UINT64_C(1) << 32) + 5;
     for (uint32_t rank = 0; rank < of->ranks; rank++) {
-        uint64_t start, count;
         OK(ferry_plan_shared_tokens(of->plan, rank, TOKENS, &start, &count));
         HOLDS(start == end && count <= (TOKENS + of->ranks - 1) / of->ranks);
         end += count;
     }
     HOLDS(end == TOKENS);
+    REFUSED(FERRY_INVALID_ARGUMENT, "tokens is 4294967301: the plan's max_tokens_per_rank",
+            ferry_plan_shared_tokens(of->plan, 0, many, &start, &count));
 }
 
 void test_modes(ferry_group *group) {

@@ -185,13 +185,24 @@ pub unsafe extern "C" fn ferry_plan_shared_tokens(
             let rule = format!("the plan is for {} ranks", plan.ranks());
             return Err(Failure::value("rank", rank, &rule));
         }
-        let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
+        let tokens = require_tokens(plan, tokens)?;
         let shared = plan.shared_tokens(Rank(rank), tokens);
         // SAFETY: the rule of pointers.
         unsafe { store(start, "start", shared.start as u64)? };
         // SAFETY: the rule of pointers.
         unsafe { store(count, "count", shared.len() as u64) }
     })
+}
+
+fn require_tokens(plan: &Plan, tokens: u64) -> Result<usize, Failure> {
+    let most = plan.config().max_tokens_per_rank;
+    match usize::try_from(tokens) {
+        Ok(tokens) if tokens <= most => Ok(tokens),
+        _ => {
+            let rule = format!("the plan's max_tokens_per_rank is {most}");
+            Err(Failure::value("tokens", tokens, &rule))
+        }
+    }
 }
 
 /// Fills `output`, whose size is set, with the shape, type and bytes of each tensor that a dispatch of the

@@ -1,5 +1,7 @@
 //! Outputs of dispatches in tensors, of which callers see some, and one has all others.
 
+use std::convert::Infallible;
+
 use ferry::{AnyTensor, Capacity, DataType};
 use pyo3::prelude::*;
 
@@ -126,18 +128,23 @@ impl<T> Given<'_, T> {
         }
         let (mut count, format) = (0, plan.config().format);
         let mut tensors = self.tensors.iter().flatten();
-        let outputs = plan.each_output(|of| {
+        let outputs: PyResult<_> = plan.each_output(|of| {
             count += 1;
             let wanted = (of.name, of.data_type(format, false));
             let tensor = tensors.next();
             tensor.map(|tensor| (self.read)(wanted, tensor)).transpose()
-        })?;
+        });
         let given = self.tensors.len();
+        if outputs.is_err() {
+            // With another number of them, one may have been read as another.
+            count = 0;
+            let Ok(_) = plan.each_output(|_| Ok::<_, Infallible>(count += 1));
+        }
         if given != count {
             let text = format!("{given} outputs were given, and there are {count}");
             return Err(errors::raise("ArgumentError", text));
         }
-        Ok(outputs.map(Option::flatten))
+        Ok(outputs?.map(Option::flatten))
     }
 
     /// Memory for the ids that a dispatch keeps.

@@ -59,9 +59,11 @@ def test_arguments_are_named(bench):
     out.tokens = [1]
     with pytest.raises(ferry.TensorError, match=r"tensor tokens: wanted a tensor, .* given list"):
         exchange.dispatch(**given, out=out)
-    outputs = (exchange.handle, exchange._state, *given.values(), [])
-    with pytest.raises(ferry.ArgumentError, match="0 outputs were given, and there are 4"):
-        torch.ops.ferry.dispatch(*outputs)
+    some = [getattr(of.ranks[0].outputs(given["x"]), name) for name in ("tokens", "expert_ids", "src_info")]
+    for outputs in ([], some, [*some, *some]):
+        inputs = (exchange.handle, exchange._state, *given.values(), outputs)
+        with pytest.raises(ferry.ArgumentError, match=f"{len(outputs)} outputs were given, and there are 4"):
+            torch.ops.ferry.dispatch(*inputs)
     rows = exchange.dispatch(**given)
     for wrong in (-1, True, 1.5, "5", None):
         with pytest.raises(ferry.ArgumentError, match="tokens is"):

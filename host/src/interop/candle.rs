@@ -108,8 +108,9 @@ impl<'a> Lease<'a, CandleDevice> {
     ) -> std::result::Result<DispatchOutput, Error> {
         let first = |tensor: &Candle| tensor.dims().first().copied().unwrap_or(0);
         let mut capacity = Capacity::default();
-        let mut tensors = rows.iter();
+        let (mut tensors, mut count) = (rows.iter(), 0);
         plan.each_output(|of| {
+            count += 1;
             match (of.name, tensors.next()) {
                 ("src_info", Some(tensor)) => capacity.rows = first(tensor),
                 // For scales that are not tiled, a number without effect.
@@ -119,6 +120,11 @@ impl<'a> Lease<'a, CandleDevice> {
             }
             Ok::<_, Error>(())
         })?;
+        if rows.len() != count {
+            // Each would be taken for another one.
+            let none = vec![DevicePtr::NULL; rows.len()];
+            return DispatchOutput::from_addresses(plan, Capacity::max(plan), &none);
+        }
         let layout = plan.output_layout(capacity)?;
         let mut at = Vec::new();
         for (layout, tensor) in layout.iter().zip(rows) {
@@ -132,8 +138,6 @@ impl<'a> Lease<'a, CandleDevice> {
             self.guards.push(Box::new(guard));
             at.push(all.at);
         }
-        // These are no tensors of the layout, and their number is refused.
-        at.resize(rows.len(), DevicePtr::NULL);
         DispatchOutput::from_addresses(plan, capacity, &at)
     }
 }

@@ -163,7 +163,11 @@ fn wrong_rows(rank: &mut Rank) -> Result<()> {
             "tensor tokens: wanted BF16",
         ),
         (
-            [&[tokens][..], &others, &[&scales]].concat(),
+            [&[tokens, &scales][..], &others].concat(),
+            "tensor output: wanted an address for each of tokens, row_offsets, expert_ids, src_info",
+        ),
+        (
+            vec![tokens, row_offsets, expert_ids],
             "tensor output: wanted an address for each of tokens, row_offsets, expert_ids, src_info",
         ),
         (
