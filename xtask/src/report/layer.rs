@@ -8,9 +8,10 @@ use super::chart::thousands;
 use super::svg::Svg;
 
 /// Stages that carry tokens, each with a strong colour of its own.
-const CARRYING: [(&str, &str); 6] = [
+const CARRYING: [(&str, &str); 7] = [
     ("dispatch", "#0072b2"),
     ("combine", "#d55e00"),
+    ("encode", "#56707a"),
     ("all-gather", "#00795a"),
     ("sort by expert", "#aa4499"),
     ("sum by token", "#8a6d00"),

@@ -3,6 +3,7 @@
 //! Some tokens' results are compared with f64.
 
 mod gemm;
+mod kernels;
 pub mod measure;
 mod numbers;
 mod rank;

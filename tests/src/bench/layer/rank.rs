@@ -3,27 +3,18 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use bytemuck::bytes_of;
-use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 use ferry::DataType::{self, Bf16, E4m3, F32, I32};
-use ferry::cuda::{CudaDevice, CudaGraph, CudaKernel, Grid};
+use ferry::cuda::{CudaDevice, CudaGraph};
 use ferry::{
     Activation, CombineInput, CombineOutput, Communicator, Device, DevicePtr, DispatchBuffers,
     DispatchInput, FusedSilu, ScaleTensor, Stream, Tensor,
 };
 
 use super::gemm::{Gemm, Product};
+use super::kernels::{Kernels, THREADS};
 use super::numbers::{Matrix, Sample, scale_columns};
 use super::settings::{BLOCK, Settings, Stage};
 use crate::bench::nccl::Comm;
-
-/// Kernels of the layer's own. The first one is the example's.
-const SOURCE: &str = concat!(
-    include_str!("../../../../host/examples/moe_layer/route.cu"),
-    include_str!("kernels.cu")
-);
-/// Threads of a block of them.
-const THREADS: u32 = 256;
 
 /// A rank. Its tensors are as they are named in [`Matrix`] and in Ferry's arguments.
 pub struct Rank {
@@ -40,10 +31,10 @@ pub struct Rank {
     x: Tensor<2>,
     router: Tensor<2>,
     logits: Tensor<2>,
-    topk_ids: Tensor<2>,
-    topk_weights: Tensor<2>,
-    /// `x`, ids and weights of all ranks, and the sums of this rank's experts, if NCCL carries tokens.
-    all: Option<[Tensor<2>; 4]>,
+    /// This rank's tokens as they are carried.
+    own: Tokens,
+    /// All ranks' tokens, and the sums of this rank's experts, if NCCL carries tokens.
+    all: Option<(Tokens, Tensor<2>)>,
     rows: DispatchBuffers,
     /// Weights of both products, scales of their blocks, and of rows without gaps.
     weights: [Tensor<2>; 2],
@@ -58,54 +49,25 @@ pub struct Rank {
     graphs: Option<[CudaGraph; 2]>,
 }
 
-/// The layer's own kernels, whose parameters are words of 8 bytes.
-struct Kernels {
-    fill: CudaKernel,
-    route: CudaKernel,
-    pack: CudaKernel,
-    stream: Stream,
+/// Tokens as dispatch gets them.
+#[derive(Clone, Copy)]
+struct Tokens {
+    /// BF16, or codes with scales beside them.
+    x: Tensor<2>,
+    x_scales: Option<Tensor<2>>,
+    topk_ids: Tensor<2>,
+    topk_weights: Tensor<2>,
 }
 
-impl Kernels {
-    fn new(device: &CudaDevice, stream: Stream) -> Result<Self> {
-        let arch = Some("compute_80");
-        let options = CompileOptions {
-            arch,
-            ..CompileOptions::default()
-        };
-        let ptx = compile_ptx_with_opts(SOURCE, options).context("the layer's own kernels")?;
-        let module = device.load_ptx(&[&ptx.to_src()])?;
-        Ok(Self {
-            fill: module.kernel("fill")?,
-            route: module.kernel("route")?,
-            pack: module.kernel("pack")?,
-            stream,
-        })
-    }
-
-    /// # Safety
-    /// As [`CudaKernel::launch`].
-    unsafe fn launch(&self, kernel: &CudaKernel, blocks: usize, words: &[u64]) -> Result<()> {
-        let arguments: Vec<&[u8]> = words.iter().map(bytes_of).collect();
-        let grid = Grid::new(blocks as u32, THREADS);
-        // SAFETY: this function's contract.
-        Ok(unsafe { kernel.launch(self.stream, grid, &arguments) }?)
-    }
-
-    /// Fills a tensor with the numbers of a matrix from row `first` on.
-    fn fill(
-        &self,
-        tensor: Tensor<2>,
-        matrix: Matrix,
-        first: usize,
-        seed: u64,
-    ) -> Result<Tensor<2>> {
-        let first = matrix.index(seed, first * tensor.dims[1]);
-        let bytes = u64::from(tensor.data_type.bits() / 8);
-        let words = [tensor.at.address(), first, tensor.elements() as u64, bytes];
-        // SAFETY: the kernel writes the tensor's elements, which nothing else uses yet.
-        unsafe { self.launch(&self.fill, 1024, &words) }?;
-        Ok(tensor)
+impl Tokens {
+    fn tensors(&self) -> impl Iterator<Item = Tensor<2>> {
+        let tensors = [
+            Some(self.x),
+            self.x_scales,
+            Some(self.topk_ids),
+            Some(self.topk_weights),
+        ];
+        tensors.into_iter().flatten()
     }
 }
 
@@ -124,6 +86,46 @@ impl Memory<'_> {
         let at = self.device.alloc(tensor.bytes())?;
         self.held.push(at);
         Ok(Tensor { at, ..tensor })
+    }
+
+    /// This rank's tokens as they are carried, where `x` is BF16; and if NCCL carries them, all ranks' and
+    /// the sums of this rank's experts.
+    fn carried(
+        &mut self,
+        settings: &Settings,
+        x: Tensor<2>,
+    ) -> Result<(Tokens, Option<(Tokens, Tensor<2>)>)> {
+        let Settings {
+            ranks,
+            tokens,
+            hidden,
+            top_k,
+            ..
+        } = *settings;
+        let mut of = |tokens, x| {
+            let (x, x_scales) = match x {
+                Some(x) => (x, None),
+                None if settings.encodes() => {
+                    let codes =
+                        self.tensor(DataType::of_tokens(settings.format), [tokens, hidden])?;
+                    (codes, Some(self.tensor(F32, [tokens, hidden / BLOCK])?))
+                }
+                None => (self.tensor(Bf16, [tokens, hidden])?, None),
+            };
+            anyhow::Ok(Tokens {
+                x,
+                x_scales,
+                topk_ids: self.tensor(I32, [tokens, top_k])?,
+                topk_weights: self.tensor(F32, [tokens, top_k])?,
+            })
+        };
+        let own = of(tokens, (!settings.encodes()).then_some(x))?;
+        if !settings.nccl {
+            return Ok((own, None));
+        }
+        let all = of(ranks * tokens, None)?;
+        let sums = self.tensor(Bf16, [ranks * tokens, hidden])?;
+        Ok((own, Some((all, sums))))
     }
 
     /// The weights of a rank's experts.
@@ -166,12 +168,11 @@ impl Rank {
             hidden,
             intermediate,
             experts,
-            top_k,
             seed,
             ..
         } = settings;
         let number = communicator.rank().0 as usize;
-        let kernels = Kernels::new(&device, stream)?;
+        let kernels = Kernels::new(&device, stream, settings.format)?;
         let rows = DispatchBuffers::new(communicator.device(), communicator.plan())?;
         // Rows that pad an expert's are multiplied, too: with numbers.
         rows.fill(0)?;
@@ -185,26 +186,19 @@ impl Rank {
         );
         let (weights, weight_scales) = memory.weights(&kernels, &settings, number)?;
         let mut alloc = |data_type, dims| memory.tensor(data_type, dims);
-        let (mut activated_scales, mut all) = (None, None);
+        let mut activated_scales = None;
         if element == E4m3 {
             let scales = alloc(F32, [intermediate / BLOCK, capacity])?;
             activated_scales = Some(ScaleTensor::Transposed(scales));
         }
-        if settings.nccl {
-            let tokens = settings.ranks * tokens;
-            let kinds = [(Bf16, hidden), (I32, top_k), (F32, top_k), (Bf16, hidden)];
-            let each = kinds.map(|(kind, columns)| alloc(kind, [tokens, columns]));
-            let [x, ids, weights, sums] = each;
-            all = Some([x?, ids?, weights?, sums?]);
-        }
         let x = alloc(Bf16, [tokens, hidden])?;
         let router = alloc(Bf16, [experts, hidden])?;
+        let x = kernels.fill(x, Matrix::X, number * tokens, seed)?;
+        let (own, all) = memory.carried(&settings, x)?;
+        let mut alloc = |data_type, dims| memory.tensor(data_type, dims);
         Ok(Self {
-            x: kernels.fill(x, Matrix::X, number * tokens, seed)?,
             router: kernels.fill(router, Matrix::Router, 0, seed)?,
             logits: alloc(Bf16, [tokens, experts])?,
-            topk_ids: alloc(I32, [tokens, top_k])?,
-            topk_weights: alloc(F32, [tokens, top_k])?,
             packed: alloc(F32, [capacity, hidden.max(intermediate) / BLOCK])?,
             gate_up: alloc(Bf16, [capacity, 2 * intermediate])?,
             activated: alloc(element, [capacity, intermediate])?,
@@ -212,6 +206,8 @@ impl Rank {
             y: alloc(Bf16, [tokens, hidden])?,
             gemm: Gemm::new(&device)?,
             graphs: None,
+            x,
+            own,
             all,
             weights,
             weight_scales,
@@ -239,6 +235,7 @@ impl Rank {
         match stage {
             Stage::Router => self.score(),
             Stage::TopK => self.choose(),
+            Stage::Encode => self.encode(),
             Stage::AllGather => self.gather(),
             Stage::Dispatch => self.dispatch(),
             Stage::GateUp | Stage::Down => {
@@ -279,20 +276,24 @@ impl Rank {
         } = self.settings;
         let [tokens, experts, top_k] = [tokens, experts, top_k].map(|size| size as u64);
         let logits = self.logits.at.address();
-        let chosen = [self.topk_ids, self.topk_weights].map(|tensor| tensor.at.address());
+        let chosen = [self.own.topk_ids, self.own.topk_weights].map(|tensor| tensor.at.address());
         let words = [logits, tokens, experts, top_k, chosen[0], chosen[1]];
         let blocks = self.settings.tokens.div_ceil(THREADS as usize / 32);
         // SAFETY: the tensors have these sizes, a warp has a token, and only this stream uses them.
         unsafe { self.kernels.launch(&self.kernels.route, blocks, &words) }
     }
 
+    fn encode(&self) -> Result<()> {
+        let Tokens { x, x_scales, .. } = self.own;
+        let scales = x_scales.context("rows are carried as they are")?;
+        // SAFETY: the tensors were allocated for this rank's tokens, and only this stream uses them.
+        unsafe { self.kernels.encode(self.x, x, scales) }
+    }
+
     fn gather(&self) -> Result<()> {
-        let (comm, all) = self.comm.zip(self.all).context("NCCL carries tokens")?;
+        let (comm, (all, _)) = self.comm.zip(self.all).context("NCCL carries tokens")?;
         comm.grouped(|| {
-            for (own, all) in [self.x, self.topk_ids, self.topk_weights]
-                .into_iter()
-                .zip(all)
-            {
+            for (own, all) in self.own.tensors().zip(all.tensors()) {
                 // SAFETY: `all` has the bytes of `own` for every rank; only this stream uses both.
                 unsafe { comm.all_gather(own.at, all.at, self.stream) }?;
             }
@@ -301,14 +302,11 @@ impl Rank {
     }
 
     fn dispatch(&mut self) -> Result<()> {
-        let own = [self.x, self.topk_ids, self.topk_weights];
-        let [x, ids, weights] = self
-            .all
-            .map_or(own, |[x, ids, weights, _]| [x, ids, weights]);
-        let topk_weights = Some(weights);
+        let tokens = self.all.map_or(self.own, |(all, _)| all);
         let input = DispatchInput {
-            topk_weights,
-            ..DispatchInput::new(x, ids)
+            topk_weights: Some(tokens.topk_weights),
+            x_scales: tokens.x_scales,
+            ..DispatchInput::new(tokens.x, tokens.topk_ids)
         };
         Ok(self
             .communicator
@@ -402,7 +400,7 @@ impl Rank {
     }
 
     fn combine(&mut self) -> Result<()> {
-        let sums = self.all.map_or(self.y, |[.., sums]| sums);
+        let sums = self.all.map_or(self.y, |(_, sums)| sums);
         let (input, output) = (
             CombineInput::new(self.expert_rows),
             CombineOutput::Summed(sums),
@@ -411,7 +409,7 @@ impl Rank {
     }
 
     fn scatter(&self) -> Result<()> {
-        let (comm, [.., sums]) = self.comm.zip(self.all).context("NCCL carries tokens")?;
+        let (comm, (_, sums)) = self.comm.zip(self.all).context("NCCL carries tokens")?;
         // SAFETY: the sums are as many as the outputs of all ranks; only this stream uses both.
         unsafe { comm.reduce_scatter(sums.at, self.y.at, self.stream) }
     }
@@ -443,8 +441,8 @@ impl Rank {
         } = self.settings;
         let device: &dyn Device = &*self.device;
         let logits = device.download_tensor(&self.logits)?;
-        let ids = device.download_tensor(&self.topk_ids)?;
-        let weights = device.download_tensor(&self.topk_weights)?;
+        let ids = device.download_tensor(&self.own.topk_ids)?;
+        let weights = device.download_tensor(&self.own.topk_weights)?;
         let y = device.download_tensor(&self.y)?;
         let count = count.min(tokens);
         let sample = |index: usize| {

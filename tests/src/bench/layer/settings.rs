@@ -19,7 +19,8 @@ pub struct Settings {
     /// Experts of all ranks.
     pub experts: usize,
     pub top_k: usize,
-    /// Whether NCCL carries tokens: every rank gets all of them, and sorts and sums those of its experts.
+    /// Whether NCCL carries tokens: every rank encodes its own as dispatch would, gets all of them, and sorts
+    /// and sums those of its experts.
     pub nccl: bool,
     pub seed: u64,
 }
@@ -29,6 +30,7 @@ pub struct Settings {
 pub enum Stage {
     Router,
     TopK,
+    Encode,
     AllGather,
     Dispatch,
     GateUp,
@@ -49,6 +51,7 @@ impl Settings {
         let mut stages = vec![
             (Stage::Router, "router"),
             (Stage::TopK, "top-k"),
+            (Stage::Encode, "encode"),
             (Stage::AllGather, "all-gather"),
             (Stage::Dispatch, dispatch),
             (Stage::GateUp, "GEMM: gate and up"),
@@ -57,9 +60,17 @@ impl Settings {
             (Stage::Combine, combine),
             (Stage::ReduceScatter, "reduce-scatter"),
         ];
-        let is_of_nccl = |stage| matches!(stage, Stage::AllGather | Stage::ReduceScatter);
-        stages.retain(|&(stage, _)| self.nccl || !is_of_nccl(stage));
+        stages.retain(|&(stage, _)| match stage {
+            Stage::Encode => self.encodes(),
+            Stage::AllGather | Stage::ReduceScatter => self.nccl,
+            _ => true,
+        });
         stages
+    }
+
+    /// Whether rows are encoded before NCCL carries them: dispatch encodes on the way.
+    pub fn encodes(&self) -> bool {
+        self.nccl && self.format != TokenFormat::Bf16
     }
 
     /// Largest `|y - f64| / |f64|` of a token that passes.
@@ -89,5 +100,56 @@ impl Settings {
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NCCL is to carry what dispatch carries: codes where rows are encoded.
+    #[test]
+    fn rows_are_encoded_before_nccl_carries_them() {
+        let of = |format, nccl| {
+            let settings = Settings {
+                format,
+                ranks: 2,
+                tokens: 1,
+                hidden: BLOCK,
+                intermediate: BLOCK,
+                experts: 2,
+                top_k: 1,
+                nccl,
+                seed: 1,
+            };
+            let stages = settings.stages().into_iter();
+            let carrying = stages.filter(|(_, name)| !name.contains("GEMM"));
+            carrying.map(|(stage, _)| stage).collect::<Vec<_>>()
+        };
+        use Stage::{AllGather, Combine, Dispatch, Encode, ReduceScatter, Router, Silu, TopK};
+        let ferry = [Router, TopK, Dispatch, Silu, Combine];
+        let bf16 = [
+            Router,
+            TopK,
+            AllGather,
+            Dispatch,
+            Silu,
+            Combine,
+            ReduceScatter,
+        ];
+        let fp8 = [
+            Router,
+            TopK,
+            Encode,
+            AllGather,
+            Dispatch,
+            Silu,
+            Combine,
+            ReduceScatter,
+        ];
+        assert_eq!(of(TokenFormat::BlockwiseFp8, false), ferry);
+        assert_eq!(of(TokenFormat::Bf16, false), ferry);
+        assert_eq!(of(TokenFormat::Bf16, true), bf16);
+        assert_eq!(of(TokenFormat::BlockwiseFp8, true), fp8);
     }
 }
