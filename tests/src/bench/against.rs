@@ -199,8 +199,13 @@ fn figures_of(round: &Value) -> Vec<(String, f64)> {
         Some(true) => "cold",
         _ => "warm",
     };
+    // Older programs had one kind in a run.
+    let kernels = match round["specialised"].as_bool() {
+        Some(false) => ", general kernels",
+        _ => "",
+    };
     let plan = format!(
-        "{:>6} tokens, {}, {}, {}, {} SMs",
+        "{:>6} tokens, {}, {}, {}, {} SMs{kernels}",
         text("tokens"),
         text("format"),
         text("mode"),

@@ -6,7 +6,7 @@ use ferry::{Capacity, Config, Device, TokenFormat};
 use ferry_reference::workload::Routing;
 use ferry_reference::{Problem, share_of};
 
-use super::options::BenchArgs;
+use super::options::{BenchArgs, Choice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig, Stage};
 use ferry_rig::formats::Layout;
@@ -86,7 +86,7 @@ fn time(
         format,
         skip_a2a: true,
         max_sms: args.max_sms,
-        specialise: !args.general,
+        specialise: args.specialise != Choice::No,
         ..Config::new(
             problem.experts,
             args.top_k,

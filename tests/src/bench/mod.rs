@@ -3,7 +3,7 @@
 //! Per number of tokens it measures GPU time of each call (`round`), the period of pairs in a
 //! CUDA graph, and host time of each call; then checks the results (`verify`). In the same run
 //! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`), and if
-//! asked for a whole layer with its experts (`layer`). All of it is timed in one way (`rig`), in
+//! asked for a whole layer with its experts (`layer`), and what it takes to make communicators (`set_up`). All of it is timed in one way (`rig`), in
 //! one process with a thread a GPU or in a process a GPU (`processes`).
 
 pub mod against;
@@ -31,6 +31,8 @@ mod rig;
 mod round;
 #[cfg(feature = "cuda")]
 mod run;
+#[cfg(feature = "cuda")]
+mod set_up;
 #[cfg(feature = "cuda")]
 mod silu;
 #[cfg(feature = "cuda")]

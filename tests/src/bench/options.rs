@@ -76,15 +76,26 @@ pub enum FormatChoice {
     All,
 }
 
-/// Whether the L2 cache is flushed before each timed call.
+/// What to measure with, what without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FlushChoice {
-    /// Flushed
+pub enum Choice {
+    /// With it
     Yes,
-    /// Not flushed
+    /// Without it
     No,
-    /// Once flushed, once not
+    /// Once with it, once without
     Both,
+}
+
+impl Choice {
+    /// The values to measure, in order.
+    pub const fn values(self) -> &'static [bool] {
+        match self {
+            Self::Yes => &[true],
+            Self::No => &[false],
+            Self::Both => &[true, false],
+        }
+    }
 }
 
 /// A part of the benchmark.
@@ -106,6 +117,8 @@ pub enum Part {
     SkipA2a,
     /// Cost of each option (needs the limits)
     Options,
+    /// Making communicators, with the driver's cache and without; only if it is named
+    SetUp,
     /// A whole layer with its experts; only if it is named, and built with the feature `cudarc`
     Layer,
 }
@@ -183,15 +196,19 @@ pub struct BenchArgs {
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long)]
     pub max_sms: Option<u32>,
-    /// Use the kernels for all shapes, not those compiled for this one
-    #[arg(long)]
-    pub general: bool,
+    /// Kernels compiled for the shape (`Config::specialise`), or those for all shapes, which are the library's
+    /// default. The parts skip-a2a and options take the former unless it is "no"
+    #[arg(long, value_enum, default_value = "both")]
+    pub specialise: Choice,
     /// Whether the L2 cache is flushed before each timed call
     #[arg(long, value_enum, default_value = "both")]
-    pub flush_l2: FlushChoice,
+    pub flush_l2: Choice,
     /// Parts to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Part>,
+    /// Measure the set-up of this process, for `--only set-up`
+    #[arg(long, hide = true)]
+    pub set_up_here: bool,
     /// Also time the halves of each call
     #[arg(long)]
     pub split: bool,
@@ -245,7 +262,7 @@ impl BenchArgs {
     /// so are, between nodes, those that copy from GPU to GPU or have no wire between nodes.
     pub fn wants(&self, part: Part) -> bool {
         let is_of_all = match part {
-            Part::Layer => false,
+            Part::Layer | Part::SetUp => false,
             Part::Dispatch | Part::Combine | Part::Pair => true,
             _ if self.has_nodes() => false,
             Part::SkipA2a | Part::Options => self.receive == ReceiveLayout::ByExpert,
@@ -273,7 +290,7 @@ impl BenchArgs {
             .any(|&part| self.wants(part))
     }
 
-    /// Configuration of one of the [`kinds`](Self::kinds).
+    /// Configuration of one of the [`kinds`](Self::kinds), specialised if that is to be measured at all.
     pub fn config(
         &self,
         format: TokenFormat,
@@ -286,7 +303,7 @@ impl BenchArgs {
             combine,
             receive: Receive::try_from(self.groups.put(fields))?,
             max_sms: self.max_sms,
-            specialise: !self.general,
+            specialise: self.specialise != Choice::No,
             p2p_world_size: self.group_args.node,
             options: self.given(format) != Given::Bf16 && !self.receive.keeps_rows(),
             ..Config::new(
@@ -350,15 +367,6 @@ impl BenchArgs {
         all.filter(|&(format, mode)| !(doubled && format != Bf16 && mode == Exact))
             .collect()
     }
-
-    /// States of the L2 cache to measure with: flushed (`true`) or not.
-    pub const fn flushes(&self) -> &'static [bool] {
-        match self.flush_l2 {
-            FlushChoice::Yes => &[true],
-            FlushChoice::No => &[false],
-            FlushChoice::Both => &[true, false],
-        }
-    }
 }
 
 #[cfg(test)]
@@ -379,7 +387,12 @@ mod tests {
             let words = ["bench"].into_iter().chain(flags.split_whitespace());
             Program::parse_from(words).args.wants(part)
         };
-        assert!(wants("", Part::Options) && wants("", Part::SkipA2a) && !wants("", Part::Layer));
+        assert!(
+            wants("", Part::Options)
+                && wants("", Part::SkipA2a)
+                && !wants("", Part::Layer)
+                && !wants("", Part::SetUp)
+        );
         for layout in ["padded", "view"] {
             let flags = format!("--receive {layout}");
             assert!(!wants(&flags, Part::Options) && !wants(&flags, Part::SkipA2a));

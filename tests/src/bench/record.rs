@@ -143,6 +143,8 @@ pub struct Record {
     pub mode: &'static str,
     /// Whether the L2 cache was flushed before each call.
     pub l2_flushed: bool,
+    /// Whether kernels were compiled for the shape.
+    pub specialised: bool,
     /// Most multiprocessors that a kernel occupies.
     pub max_sms: Option<u32>,
     /// Dispatch.
@@ -151,28 +153,36 @@ pub struct Record {
     pub combine: Phase,
     /// Period of pairs in a graph; the cache is not flushed there.
     pub pair_us: Option<f64>,
+    /// The 99th percentile of replays of that graph: of each replay the mean of its pairs.
+    pub pair_p99_us: Option<f64>,
     /// Extent of the comparison with the oracle.
     pub verified: &'static str,
 }
 
 /// The head of a table.
 pub const HEAD: &str = concat!(
-    "           |  dispatch, µs                                        ",
-    "|  combine, µs                                         |  pair | host, µs\n",
-    "tokens  L2 | median    p99   GB/s  floor (x)     copy   NCCL (x)  ",
-    "| median    p99   GB/s  floor (x)     copy   NCCL (x)  |    µs | disp comb",
+    "                   |  dispatch, µs                                        ",
+    "|  combine, µs                                         |  pair, µs    | host, µs\n",
+    "tokens  L2 kernels | median    p99   GB/s  floor (x)     copy   NCCL (x)  ",
+    "| median    p99   GB/s  floor (x)     copy   NCCL (x)  |  p50    p99  | disp comb",
 );
 
 impl Record {
     /// A line of the table.
     pub fn row(&self) -> String {
         let l2 = if self.l2_flushed { "cold" } else { "warm" };
+        let kernels = if self.specialised {
+            "special"
+        } else {
+            "general"
+        };
         format!(
-            "{:>5} {l2} | {} | {} | {:>5} | {:>4.1} {:>4.1}",
+            "{:>5} {l2} {kernels} | {} | {} | {:>6} {:>6} | {:>4.1} {:>4.1}",
             self.tokens,
             cells(&self.dispatch),
             cells(&self.combine),
             number(self.pair_us),
+            number(self.pair_p99_us),
             self.dispatch.host_us.median,
             self.combine.host_us.median,
         )

@@ -8,6 +8,7 @@ use ferry_reference::{Problem, bf16};
 
 use super::options::BenchArgs;
 use super::rig::{Repeats, Rig, Stage, Timed};
+use super::statistics::Summary;
 use super::traffic::{MemoryTraffic, Traffic};
 use ferry_rig::formats::{
     self,
@@ -20,8 +21,6 @@ use ferry_rig::{Graphs, Session, Settings, Turn};
 const SETS: usize = 4;
 /// Pairs of dispatch and combine in a graph.
 const PAIRS: usize = 20;
-/// Replays of a graph that count.
-const REPLAYS: u32 = 10;
 /// Longest wait of a kernel, of ranks that have a GPU each.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -249,9 +248,9 @@ impl<'a> Bench<'a> {
         Ok([(); 4].map(|()| timed.next().unwrap_or_default()))
     }
 
-    /// The period of pairs, in microseconds, replayed as a graph back to back. Each pair has other inputs
-    /// than the one before; the last has the first set.
-    pub fn pair_us(&mut self) -> Result<f64> {
+    /// The period of pairs, in microseconds, replayed as a graph back to back: of each replay the mean of its
+    /// pairs. Each pair has other inputs than the one before; the last has the first set.
+    pub fn pair(&mut self, replays: u32) -> Result<Summary> {
         let format = self.plan.config().format;
         let pairs = |session: &mut Session, index| {
             let mut sets = (0..PAIRS).rev().map(|pair| pair % SETS);
@@ -268,12 +267,12 @@ impl<'a> Bench<'a> {
         });
         let repeats = Repeats {
             warmup: 2,
-            iterations: REPLAYS,
+            iterations: replays,
             flush: false,
         };
         let timed = self.rig.time(repeats, &[Stage::Aligned], each.collect())?;
         self.session.synchronize()?;
-        Ok(timed[0].gpu_us.median / PAIRS as f64)
+        Ok(timed[0].gpu_us.over(PAIRS as f64))
     }
 
     /// Makes one round of the first set, untimed, on outputs full of poison.

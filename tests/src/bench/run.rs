@@ -1,7 +1,9 @@
 //! The whole run.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, bail, ensure};
-use ferry::{CombineMode, Plan, TokenFormat};
+use ferry::{CombineMode, Config, Plan, TokenFormat};
 use ferry_reference::Problem;
 
 use super::limits::{self, CopySizes};
@@ -12,11 +14,11 @@ use super::processes::Processes;
 use super::record::{HEAD, Limits, Phase, Record};
 use super::rig::{Repeats, Rig, Rigged, Timed};
 use super::round::{Bench, Input, sets};
-use super::silu;
 use super::sink::Sink;
 use super::statistics::Summary;
 use super::verify::Answers;
 use super::{predict, with_options};
+use super::{set_up, silu};
 use crate::group::{GroupKind, GroupOptions, OpenGroup, open};
 use crate::sharing;
 use ferry_rig::formats::given::Given;
@@ -33,7 +35,12 @@ struct Yardsticks {
 pub fn run(args: &BenchArgs) -> Result<()> {
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
+    let started = Instant::now();
     let mut opened = open(&group_options(args)?)?;
+    if args.set_up_here {
+        set_up::measure_here(&opened.group, args, started)?;
+        return Ok(opened.group.close()?);
+    }
     let probes = opened.agree(args.files.probes())?;
     let is_first = opened.is_first();
     let OpenGroup {
@@ -120,6 +127,9 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
         sink.say(format_args!("  {flag} {}", file.display()));
     }
     let yardsticks = measure_yardsticks(&rig, args, &sizes, &mut sink)?;
+    if args.wants(Part::SetUp) {
+        set_up::measure(&rig, &mut sink)?;
+    }
     if args.wants(Part::Layer) {
         #[cfg(feature = "cudarc")]
         super::layer::measure::measure(&rig, args, &mut sink)?;
@@ -276,7 +286,14 @@ fn rounds(
     let mut all = Vec::new();
     for (format, mode) in args.kinds() {
         for (index, &tokens) in args.tokens.iter().enumerate() {
-            let mut records = measure(rig, &sets, args, format, mode, tokens)?;
+            let mut records = Vec::new();
+            for &specialise in args.specialise.values() {
+                let config = Config {
+                    specialise,
+                    ..args.config(format, mode, tokens)?
+                };
+                records.extend(measure(rig, &sets, args, config, tokens)?);
+            }
             if index == 0 {
                 sink.say(format_args!("\n{}\n{HEAD}", records[0].title()));
             }
@@ -304,17 +321,15 @@ fn measure(
     rig: &Rig,
     sets: &[Problem],
     args: &BenchArgs,
-    format: TokenFormat,
-    mode: CombineMode,
+    config: Config,
     tokens: usize,
 ) -> Result<Vec<Record>> {
-    let bench = Bench::new(
-        rig,
-        sets,
-        args.config(format, mode, tokens)?,
-        tokens,
-        Input::of(args, format),
-    );
+    let Config {
+        format,
+        combine: mode,
+        ..
+    } = config;
+    let bench = Bench::new(rig, sets, config, tokens, Input::of(args, format));
     let mut bench = rig.processes.agree(bench)?;
     // The suites compare the bits of rows that stay as they came.
     let is_compared = !args.no_verify && !args.receive.keeps_rows();
@@ -323,19 +338,19 @@ fn measure(
         oracle.fill_expert_rows(&mut bench)?;
     }
     let mut records = Vec::new();
-    for &flush in args.flushes() {
+    for &flush in args.flush_l2.values() {
         let repeats = Repeats {
             warmup: args.warmup,
             iterations: args.iterations,
             flush,
         };
-        records.push(fused(&mut bench, args, repeats, format, mode)?);
+        records.push(fused(&mut bench, args, repeats)?);
     }
     if args.wants(Part::Pair) {
-        let pair = bench.pair_us()?;
-        records
-            .iter_mut()
-            .for_each(|record| record.pair_us = Some(pair));
+        let pair = bench.pair(args.iterations)?;
+        for record in &mut records {
+            (record.pair_us, record.pair_p99_us) = (Some(pair.median), Some(pair.p99));
+        }
     }
     let mut verified = "no";
     if let Some(oracle) = &oracle {
@@ -353,37 +368,34 @@ fn measure(
 }
 
 /// Dispatch and combine, with their halves if asked for.
-fn fused(
-    bench: &mut Bench,
-    args: &BenchArgs,
-    repeats: Repeats,
-    format: TokenFormat,
-    mode: CombineMode,
-) -> Result<Record> {
+fn fused(bench: &mut Bench, args: &BenchArgs, repeats: Repeats) -> Result<Record> {
     let [dispatch, combine] = bench.fused(repeats)?;
     let traffic = bench.traffic();
-    let receive = bench.plan.config().receive.fields();
+    let config = *bench.plan.config();
+    let receive = config.receive.fields();
     let mut record = Record {
         group: bench.group_name(),
         ranks_per_gpu: bench.ranks_per_gpu(),
         ranks: bench.plan.shape().ranks as usize,
         tokens: bench.tokens(),
-        plan_tokens: bench.plan.config().max_tokens_per_rank,
+        plan_tokens: config.max_tokens_per_rank,
         receive: args.receive.name(),
         alignment: receive.expert_alignment,
         clear_padding: receive.clear_padding,
-        pass_through: args.given(format) != Given::Bf16,
+        pass_through: args.given(config.format) != Given::Bf16,
         hidden: args.hidden,
         top_k: args.top_k,
         experts: args.experts,
         routing: args.routing.name(),
-        format: format.name(),
-        mode: mode.name(),
+        format: config.format.name(),
+        mode: config.combine.name(),
+        specialised: config.specialise,
         l2_flushed: repeats.flush,
         max_sms: args.max_sms,
         dispatch: phase(&dispatch, traffic.dispatch_payload, traffic.dispatch_wire),
         combine: phase(&combine, traffic.combine_wire, traffic.combine_wire),
         pair_us: None,
+        pair_p99_us: None,
         verified: "no",
     };
     if let Some(memory) = bench.memory_traffic() {

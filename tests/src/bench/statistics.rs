@@ -29,6 +29,16 @@ impl Summary {
             min: samples[0],
         }
     }
+
+    /// Divides what was measured of `count` calls together.
+    #[must_use]
+    pub fn over(self, count: f64) -> Self {
+        Self {
+            median: self.median / count,
+            p99: self.p99 / count,
+            min: self.min / count,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -45,5 +55,7 @@ mod tests {
             (hundred.median, hundred.p99, hundred.min),
             (50.5, 99.0, 1.0)
         );
+        let of_ten = hundred.over(10.0);
+        assert_eq!((of_ten.median, of_ten.p99, of_ten.min), (5.05, 9.9, 0.1));
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use ferry::{Config, Plan};
 use ferry_reference::Problem;
 
-use super::options::{BenchArgs, FlushChoice};
+use super::options::{BenchArgs, Choice};
 use super::record::Limits;
 use super::rig::{Repeats, Rig};
 use super::round::{Bench, Input, Options, sets};
@@ -122,7 +122,7 @@ fn time(
     let repeats = Repeats {
         warmup: args.warmup,
         iterations: args.iterations,
-        flush: args.flush_l2 != FlushChoice::No,
+        flush: args.flush_l2 != Choice::No,
     };
     let timed = bench.fused(repeats)?.map(|timed| timed.gpu_us.median);
     bench.close()?;
