@@ -3,6 +3,8 @@
 //! The same [`WorkloadSpec`] always makes the same [`Problem`]. One rank's input
 //! depends on the seed and the rank, not on the other ranks' tokens.
 
+use std::iter;
+
 use half::bf16;
 use rand::Rng;
 use rand::seq::{SliceRandom, index};
@@ -31,6 +33,19 @@ pub enum Routing {
     AllToOne {
         /// A global expert.
         expert: usize,
+    },
+    /// The first slot of every token is this expert, and the other slots are drawn uniformly from all others.
+    Hot {
+        /// A global expert.
+        expert: usize,
+    },
+    /// The experts, in order, make groups of one size. Each token draws some of the groups, and its experts
+    /// uniformly from theirs; slots beyond those are -1.
+    Grouped {
+        /// Number of groups, a divisor of that of the experts.
+        groups: usize,
+        /// Groups of a token, at least 1.
+        chosen: usize,
     },
     /// Same as [`Routing::Uniform`], but each slot becomes -1 with this
     /// probability; tokens may be left without any expert.
@@ -102,9 +117,14 @@ fn check(spec: &WorkloadSpec) -> Result<(), ProblemError> {
             exponent.is_finite() && exponent >= 0.0,
             "Zipf exponent {exponent} is negative or not finite"
         ),
-        Routing::AllToOne { expert } => assert!(
+        Routing::AllToOne { expert } | Routing::Hot { expert } => assert!(
             expert < spec.experts,
             "all to expert {expert} of {}",
+            spec.experts
+        ),
+        Routing::Grouped { groups, chosen } => assert!(
+            (1..=groups).contains(&chosen) && spec.experts.is_multiple_of(groups),
+            "{chosen} of {groups} groups of {} experts",
             spec.experts
         ),
         Routing::Holes { probability } => assert!(
@@ -207,6 +227,20 @@ impl Router {
                 .map(|popularity| self.by_popularity[popularity])
                 .collect(),
             Routing::AllToOne { expert } => vec![expert],
+            Routing::Hot { expert } => {
+                let others = index::sample(rng, self.experts - 1, distinct - 1).into_iter();
+                let others = others.map(|other| other + usize::from(other >= expert));
+                iter::once(expert).chain(others).collect()
+            }
+            Routing::Grouped { groups, chosen } => {
+                let size = self.experts / groups;
+                let groups = index::sample(rng, groups, chosen).into_vec();
+                let drawn = index::sample(rng, chosen * size, self.top_k.min(chosen * size));
+                let experts = drawn.into_iter();
+                experts
+                    .map(|at| groups[at / size] * size + at % size)
+                    .collect()
+            }
             Routing::Duplicates => self.draw_with_duplicates(rng),
         };
         let mut ids: Vec<i32> = experts
@@ -275,7 +309,7 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
+    use std::collections::{BTreeSet, HashSet};
 
     fn spec(experts: usize, top_k: usize, routing: Routing) -> WorkloadSpec {
         WorkloadSpec {
@@ -356,6 +390,47 @@ mod tests {
         let problem = generate(spec(4, 3, Routing::AllToOne { expert: 2 }));
         for ids in problem.inputs[0].topk_ids.chunks(3) {
             assert_eq!(ids, [2, -1, -1]);
+        }
+    }
+
+    #[test]
+    fn a_hot_expert_is_in_every_token_and_the_others_are_even() {
+        let problem = generate(spec(17, 5, Routing::Hot { expert: 3 }));
+        let mut rows = rows_of_experts(&problem);
+        assert_eq!(rows.remove(3), 2_000);
+        // 8,000 entries over 16 experts.
+        let is_even = rows.iter().all(|rows| (400..600).contains(rows));
+        assert!(is_even, "{rows:?}");
+        for ids in problem.inputs[0].topk_ids.chunks(5) {
+            assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 5);
+        }
+    }
+
+    #[test]
+    fn tokens_keep_to_the_groups_that_they_drew() {
+        let routing = Routing::Grouped {
+            groups: 8,
+            chosen: 2,
+        };
+        let problem = generate(spec(32, 6, routing.clone()));
+        let mut pairs = HashSet::new();
+        for ids in problem.inputs[0].topk_ids.chunks(6) {
+            assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 6);
+            let groups: BTreeSet<i32> = ids.iter().map(|id| id / 4).collect();
+            assert_eq!(groups.len(), 2, "{ids:?}");
+            pairs.insert(groups);
+        }
+        // Of 8 groups every two.
+        assert_eq!(pairs.len(), 28);
+        let rows = rows_of_experts(&problem);
+        // 12,000 entries over 32 experts.
+        let is_even = rows.iter().all(|rows| (275..475).contains(rows));
+        assert!(is_even, "{rows:?}");
+        // Two groups have 8 experts.
+        let problem = generate(spec(32, 10, routing));
+        for ids in problem.inputs[0].topk_ids.chunks(10) {
+            assert!(ids[..8].iter().all(|&id| id >= 0));
+            assert_eq!(ids[8..], [-1, -1]);
         }
     }
 

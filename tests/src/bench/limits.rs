@@ -29,6 +29,7 @@ const REPEATS: Repeats = Repeats {
     warmup: 3,
     iterations: 20,
     flush: false,
+    late: false,
 };
 
 /// Sizes that copies are measured for.
@@ -154,6 +155,7 @@ fn empty_call(rig: &Rig, args: &BenchArgs, flush: bool) -> Result<f64> {
         warmup: args.warmup,
         iterations: args.iterations,
         flush,
+        late: false,
     };
     time(rig, repeats, kernels, |gpu| Some(rig.probe_args(gpu)))
 }

@@ -124,6 +124,7 @@ fn time(
         warmup: args.warmup,
         iterations: args.iterations,
         flush: true,
+        late: false,
     };
     let stages = [Stage::Aligned, Stage::Aligned];
     let timed = rig.time(repeats, &stages, calls.collect())?;

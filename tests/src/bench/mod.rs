@@ -12,6 +12,7 @@ pub mod options;
 pub mod predict;
 pub mod processes;
 pub mod record;
+pub mod routing;
 pub mod samples;
 pub mod sink;
 pub mod statistics;

@@ -4,45 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ferry::{CombineMode, Config, Receive, ReceiveFields, ReceiveLayout, ScaleLayout, TokenFormat};
-use ferry_reference::workload::Routing;
 
 use super::against;
+use super::routing::RoutingChoice;
 use crate::group::{GroupArgs, GroupKind};
 use crate::kernel_files::KernelFiles;
 use ferry_rig::formats::given::{Given, Strides};
 use ferry_rig::{GroupFlags, Places};
-
-/// Exponent of Zipf's law: about that of language.
-const ZIPF_EXPONENT: f64 = 1.0;
-
-/// Distribution of the experts that tokens choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RoutingKind {
-    /// All experts equally popular
-    Uniform,
-    /// Some experts far more popular than others
-    Zipf,
-}
-
-impl RoutingKind {
-    /// Routing of the workloads.
-    pub const fn routing(self) -> Routing {
-        match self {
-            Self::Uniform => Routing::Uniform,
-            Self::Zipf => Routing::Zipf {
-                exponent: ZIPF_EXPONENT,
-            },
-        }
-    }
-
-    /// Name in tables and records.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Uniform => "uniform",
-            Self::Zipf => "zipf",
-        }
-    }
-}
 
 /// Combine modes to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -166,9 +134,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "RANKS", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub share_of: u32,
-    /// Popularity of the experts
-    #[arg(long, value_enum, default_value = "uniform")]
-    pub routing: RoutingKind,
+    /// Popularity of the experts: uniform, zipf:EXPONENT (1 is about that of language), hot (one expert has
+    /// every token), or groups:CHOSEN/GROUPS (each token's experts are of so many of the groups, as 4/8)
+    #[arg(long, default_value = "uniform")]
+    pub routing: RoutingChoice,
+    /// Let the last rank begin each timed call so much later than the others, in microseconds; not pairs
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    pub late_us: u32,
     /// Combine modes
     #[arg(long, value_enum, default_value = "both")]
     pub mode: ModeChoice,

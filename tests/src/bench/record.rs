@@ -135,8 +135,10 @@ pub struct Record {
     pub top_k: usize,
     /// Experts of all ranks.
     pub experts: usize,
-    /// "uniform" or "zipf".
-    pub routing: &'static str,
+    /// "uniform", "zipf:0.5", ..
+    pub routing: String,
+    /// Microseconds by which the last rank began later than the others, which waited for it; not in pairs.
+    pub late_us: u32,
     /// Name of the dispatch format.
     pub format: &'static str,
     /// "reduced" or "exact".
@@ -228,8 +230,13 @@ impl Record {
             top_k,
             experts,
             routing,
+            late_us,
             ..
         } = self;
+        let late = match late_us {
+            0 => String::new(),
+            us => format!(", the last rank {us} µs late"),
+        };
         let given = if self.pass_through {
             " (encoded before)"
         } else {
@@ -242,7 +249,7 @@ impl Record {
         };
         format!(
             "{format} dispatch{given}, {receive}{aligned}, {mode} combine: {ranks} {on_gpus}, \
-             hidden {hidden}, top-{top_k} of {experts}, {routing} routing, {sms}"
+             hidden {hidden}, top-{top_k} of {experts}, {routing} routing, {sms}{late}"
         )
     }
 }

@@ -71,6 +71,8 @@ pub struct Rig<'a> {
     gate: Gate,
     /// Iterations so far, warm-up included.
     serial: AtomicU64,
+    /// Empty kernels that the last rank runs before a stage in which it is late.
+    pub wait_kernels: u32,
 }
 
 /// Numbers of calls, and the state of the cache before them.
@@ -82,6 +84,8 @@ pub struct Repeats {
     pub iterations: u32,
     /// Whether the L2 cache is flushed before each aligned stage.
     pub flush: bool,
+    /// Whether the last rank begins aligned stages later, if a time was asked for.
+    pub late: bool,
 }
 
 /// One stage of an iteration.
@@ -125,6 +129,7 @@ impl<'a> Rig<'a> {
             memory,
             gate,
             serial: AtomicU64::new(0),
+            wait_kernels: 0,
         })
     }
 
@@ -195,6 +200,33 @@ impl<'a> Rig<'a> {
         Ok((0..stages.len())
             .map(|stage| summary(&samples, stage))
             .collect())
+    }
+
+    /// Number of empty kernels in a row that take so long. Collective.
+    pub fn kernels_of(&self, us: f64) -> Result<u32> {
+        const KERNELS: u32 = 100;
+        let repeats = Repeats {
+            warmup: 3,
+            iterations: 20,
+            flush: false,
+            late: false,
+        };
+        let each = self.gpus.iter().map(|gpu| {
+            move |_stage: usize, _iteration: u32| (0..KERNELS).try_for_each(|_| self.pause(gpu))
+        });
+        let timed = self.time(repeats, &[Stage::Aligned], each.collect())?;
+        Ok((us * f64::from(KERNELS) / timed[0].gpu_us.median).round() as u32)
+    }
+
+    /// Enqueues an empty kernel.
+    fn pause(&self, gpu: &Gpu) -> Result<()> {
+        let (probe, args) = (Probe::Empty, self.probe_args(gpu));
+        // SAFETY: the kernel reads nothing, and dropping a `Gpu` waits for its stream before its probes are
+        // unloaded.
+        unsafe {
+            gpu.probes
+                .launch(gpu.stream, probe, Grid::new(1, 32), &args)
+        }
     }
 
     /// This process's share of [`time`](Self::time): its ranks' samples.
@@ -435,6 +467,9 @@ impl Timer<'_> {
         // SAFETY: the addresses are live allocations of the rig, mapped on all of its devices, and dropping a
         // `Gpu` waits for its stream before its probes are unloaded.
         unsafe { probes.launch(*stream, Probe::Barrier, Grid::new(1, 32), &args) }?;
+        if self.repeats.late && rank + 1 == self.rig.ranks() {
+            (0..self.rig.wait_kernels).try_for_each(|_| self.rig.pause(self.gpu))?;
+        }
         Ok(())
     }
 }

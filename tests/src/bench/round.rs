@@ -31,7 +31,7 @@ pub fn sets(ranks: usize, args: &BenchArgs) -> Vec<Problem> {
         ferry_rig::problem(
             vec![most; ranks],
             [args.experts, args.top_k, args.hidden],
-            args.routing.routing(),
+            args.routing.0.clone(),
             args.seed.wrapping_mul(1000).wrapping_add(set as u64),
         )
     };
@@ -269,6 +269,7 @@ impl<'a> Bench<'a> {
             warmup: 2,
             iterations: replays,
             flush: false,
+            late: false,
         };
         let timed = self.rig.time(repeats, &[Stage::Aligned], each.collect())?;
         self.session.synchronize()?;

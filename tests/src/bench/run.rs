@@ -97,6 +97,7 @@ fn group_options(args: &BenchArgs) -> Result<GroupOptions> {
 }
 
 fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
+    args.routing.check(args.experts, args.top_k)?;
     let processes = rigged.processes;
     let ranks = rigged.group.ranks() as usize;
     ensure!(
@@ -118,7 +119,15 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
     } else {
         0
     };
-    let rig = Rig::new(rigged, copy_bytes)?;
+    let mut rig = Rig::new(rigged, copy_bytes)?;
+    if args.late_us > 0 {
+        ensure!(
+            ranks > 1,
+            "--late-us {}: one rank waits for none",
+            args.late_us
+        );
+        rig.wait_kernels = rig.kernels_of(f64::from(args.late_us))?;
+    }
     sink.say(rig.title());
     if let Some(title) = sharing::title(rig.ranks_per_gpu) {
         sink.say(format_args!("  {title}"));
@@ -260,6 +269,7 @@ fn run_nccl(rig: &Rig, args: &BenchArgs, sink: &Sink) -> Result<Vec<[Summary; 2]
         warmup: args.warmup,
         iterations: args.iterations,
         flush: false,
+        late: true,
     };
     let mut times = Vec::new();
     for &tokens in &args.tokens {
@@ -343,6 +353,7 @@ fn measure(
             warmup: args.warmup,
             iterations: args.iterations,
             flush,
+            late: true,
         };
         records.push(fused(&mut bench, args, repeats)?);
     }
@@ -386,7 +397,8 @@ fn fused(bench: &mut Bench, args: &BenchArgs, repeats: Repeats) -> Result<Record
         hidden: args.hidden,
         top_k: args.top_k,
         experts: args.experts,
-        routing: args.routing.name(),
+        routing: args.routing.to_string(),
+        late_us: args.late_us,
         format: config.format.name(),
         mode: config.combine.name(),
         specialised: config.specialise,

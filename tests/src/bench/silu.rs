@@ -16,6 +16,7 @@ const REPEATS: Repeats = Repeats {
     warmup: 5,
     iterations: 30,
     flush: false,
+    late: false,
 };
 
 /// A kernel's time.

@@ -123,6 +123,7 @@ fn time(
         warmup: args.warmup,
         iterations: args.iterations,
         flush: args.flush_l2 != Choice::No,
+        late: false,
     };
     let timed = bench.fused(repeats)?.map(|timed| timed.gpu_us.median);
     bench.close()?;

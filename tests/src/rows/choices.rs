@@ -129,7 +129,10 @@ fn values(case: &Case) -> [usize; CHOICES.len()] {
         flag(bytes > 512),
         flag(case.top_k > 1),
         match case.routing {
-            Routing::Uniform | Routing::AllToOne { .. } => 0,
+            Routing::Uniform
+            | Routing::AllToOne { .. }
+            | Routing::Hot { .. }
+            | Routing::Grouped { .. } => 0,
             Routing::Zipf { .. } => 1,
             Routing::Duplicates => 2,
             Routing::Holes { .. } => 3,

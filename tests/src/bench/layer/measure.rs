@@ -68,6 +68,7 @@ fn time(
         warmup: args.warmup,
         iterations: args.iterations,
         flush: false,
+        late: false,
     };
     let stages = settings.stages();
     let mut starts = vec![Start::Following; stages.len()];
