@@ -3,8 +3,9 @@
 //! Per number of tokens it measures GPU time of each call (`round`), the period of pairs in a
 //! CUDA graph, and host time of each call; then checks the results (`verify`). In the same run
 //! it measures copies over the wire, signals and launches (`limits`) and NCCL (`nccl`), and if
-//! asked for a whole layer with its experts (`layer`), and what it takes to make communicators (`set_up`). All of it is timed in one way (`rig`), in
-//! one process with a thread a GPU or in a process a GPU (`processes`).
+//! asked for a whole layer with its experts (`layer`), and what it takes to make communicators (`set_up`).
+//! All of it is timed in one way (`rig`), in one process with a thread a GPU or in a process a GPU
+//! (`processes`).
 
 pub mod against;
 pub mod meeting;

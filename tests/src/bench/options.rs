@@ -44,14 +44,14 @@ pub enum FormatChoice {
     All,
 }
 
-/// What to measure with, what without.
+/// Values of a switch that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
-    /// With it
+    /// On
     Yes,
-    /// Without it
+    /// Off
     No,
-    /// Once with it, once without
+    /// Both, in turn
     Both,
 }
 
@@ -168,8 +168,8 @@ pub struct BenchArgs {
     /// Most multiprocessors that a kernel occupies [default: all]
     #[arg(long)]
     pub max_sms: Option<u32>,
-    /// Kernels compiled for the shape (`Config::specialise`), or those for all shapes, which are the library's
-    /// default. The parts skip-a2a and options take the former unless it is "no"
+    /// Kernels compiled for the shape (`Config::specialise`), or those for all shapes, which are the
+    /// library's default. The parts skip-a2a and options take the former unless it is "no"
     #[arg(long, value_enum, default_value = "both")]
     pub specialise: Choice,
     /// Whether the L2 cache is flushed before each timed call

@@ -14,15 +14,16 @@ fn predicted_us(phase: &Phase, growth: f64) -> Option<f64> {
     Some(phase.gpu_us.median - floor + floor * growth)
 }
 
-/// Prints predicted times of dispatch and combine (reduced mode) on `ranks` GPUs, all on one switch with
-/// links of the same speed.
-pub fn predict(records: &[Record], limits: &Limits, ranks: usize) {
+/// Lines with predicted times of dispatch and combine (reduced mode, no rank late) on `ranks` GPUs, all on
+/// one switch with links of the same speed.
+pub fn predict(records: &[Record], limits: &Limits, ranks: usize) -> Vec<String> {
     let records = records.iter().filter(|record| {
         record.mode == "reduced"
             && record.routing == "uniform"
+            && record.late_us == 0
             && record.experts.is_multiple_of(ranks)
     });
-    let mut is_first = true;
+    let mut lines = Vec::new();
     for record in records {
         let remote = remote_ranks(record, ranks);
         let growth = remote / remote_ranks(record, record.ranks).max(f64::MIN_POSITIVE);
@@ -30,19 +31,20 @@ pub fn predict(records: &[Record], limits: &Limits, ranks: usize) {
         let [Some(dispatch), Some(combine)] = times else {
             continue;
         };
-        if std::mem::take(&mut is_first) {
-            println!(
+        if lines.is_empty() {
+            lines.push(format!(
                 "\npredicted for {ranks} GPUs: a token touches {remote:.2} other ranks, {growth:.2} \
                  times as many; measured times, the wire's share at {:.0} GB/s scaled by as much",
                 limits.wire_gb_per_s
-            );
+            ));
         }
-        let l2 = if record.l2_flushed { "cold" } else { "warm" };
-        println!(
-            "{:>5} {l2} {}: dispatch {dispatch:>7.1} µs, combine {combine:>7.1} µs",
-            record.tokens, record.format
-        );
+        let (tokens, format) = (record.tokens, record.format);
+        let [l2, kernels] = [record.cache(), record.kernels()];
+        lines.push(format!(
+            "{tokens:>5} {l2} {kernels} {format}: dispatch {dispatch:>7.1} µs, combine {combine:>7.1} µs"
+        ));
     }
+    lines
 }
 
 #[cfg(test)]
@@ -64,6 +66,33 @@ mod tests {
         };
         assert_eq!(predicted_us(&phase, 1.5), Some(40.0));
         assert_eq!(predicted_us(&Phase::default(), 1.5), None);
+    }
+
+    #[test]
+    fn a_line_names_its_kernels_and_no_rank_is_late() {
+        let phase = || Phase {
+            floor_us: Some(0.0),
+            ..Phase::default()
+        };
+        let record = |specialised, late_us| Record {
+            ranks: 2,
+            tokens: 128,
+            experts: 256,
+            top_k: 8,
+            format: "fp8",
+            mode: "reduced",
+            routing: "uniform".to_owned(),
+            specialised,
+            late_us,
+            dispatch: phase(),
+            combine: phase(),
+            ..Record::default()
+        };
+        let records = [record(true, 0), record(false, 0), record(true, 50)];
+        let lines = predict(&records, &Limits::default(), 4);
+        let heads = lines[1..].iter().map(|line| line.split(':').next());
+        let wanted = ["  128 warm special fp8", "  128 warm general fp8"];
+        assert_eq!(heads.collect::<Vec<_>>(), wanted.map(Some));
     }
 
     #[test]

@@ -170,14 +170,23 @@ pub const HEAD: &str = concat!(
 );
 
 impl Record {
-    /// A line of the table.
-    pub fn row(&self) -> String {
-        let l2 = if self.l2_flushed { "cold" } else { "warm" };
-        let kernels = if self.specialised {
+    /// State of the L2 cache, in a word.
+    pub const fn cache(&self) -> &'static str {
+        if self.l2_flushed { "cold" } else { "warm" }
+    }
+
+    /// Kind of the kernels, in a word.
+    pub const fn kernels(&self) -> &'static str {
+        if self.specialised {
             "special"
         } else {
             "general"
-        };
+        }
+    }
+
+    /// A line of the table.
+    pub fn row(&self) -> String {
+        let [l2, kernels] = [self.cache(), self.kernels()];
         format!(
             "{:>5} {l2} {kernels} | {} | {} | {:>6} {:>6} | {:>4.1} {:>4.1}",
             self.tokens,

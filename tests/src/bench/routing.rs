@@ -1,4 +1,4 @@
-//! Which experts tokens choose, as the command line says it.
+//! The experts that tokens choose, as the command line says it.
 
 use std::fmt;
 use std::str::FromStr;

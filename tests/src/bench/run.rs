@@ -150,10 +150,10 @@ fn measure_all(rigged: Rigged<'_>, args: &BenchArgs) -> Result<()> {
     } else {
         Vec::new()
     };
-    if sink.is_first()
-        && let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits)
-    {
-        predict::predict(&records, limits, ranks);
+    if let (Some(ranks), Some(limits)) = (args.predict, &yardsticks.limits) {
+        for line in predict::predict(&records, limits, ranks) {
+            sink.say(line);
+        }
     }
     // Collective, so only if the first process has not failed.
     processes.meet()?;

@@ -1,5 +1,5 @@
-//! Time to make a communicator, with kernels for all shapes and with kernels compiled for its own, in a process
-//! for which the driver compiles all of them and in one that finds what the first has compiled.
+//! Time to make a communicator, with kernels for all shapes and with kernels compiled for its own, in a
+//! process for which the driver compiles all of them and in one that finds what the first has compiled.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ const HERE: &str = "--set-up-here";
 /// Times of a process, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Process {
-    /// From before the driver is initialised until the group is there, with kernels for all shapes loaded.
+    /// Time from before the driver is initialised until the group is there, with kernels for all shapes.
     group_ms: f64,
     plans: Vec<Made>,
 }
@@ -33,9 +33,9 @@ struct Made {
     tokens: usize,
     format: String,
     mode: String,
-    /// With the group's kernels.
+    /// Time with the group's kernels.
     general_ms: f64,
-    /// With kernels that are compiled, or found, for the shape.
+    /// Time with kernels that are compiled, or found, for the shape.
     specialised_ms: f64,
 }
 
@@ -81,8 +81,8 @@ fn process(words: &[OsString], cache: &Path) -> Result<Process> {
     serde_json::from_str(line).with_context(|| format!("--only set-up: a process said {line:?}"))
 }
 
-/// Makes and closes communicators of each plan in this process, and prints the times as JSON. `started` is when
-/// the group was asked for.
+/// Makes and closes communicators of each plan in this process, and prints the times as JSON. `started` is
+/// when the group was asked for.
 pub fn measure_here(group: &Group, args: &BenchArgs, started: Instant) -> Result<()> {
     let group_ms = ms_since(started);
     let mut plans = Vec::new();
