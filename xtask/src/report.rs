@@ -15,6 +15,7 @@ mod chart;
 mod layer;
 mod records;
 mod svg;
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +33,7 @@ const FOLDER: &str = "tests/benchmarks";
 const TEMPLATE: &str = include_str!("report/template.md");
 /// Placeholder of the results in the template.
 const PLACE: &str = "{{results}}\n";
-const MOST_LINES: usize = 150;
+const MOST_LINES: usize = 200;
 
 /// Columns of the tables: heading, format, and whether dispatch or combine.
 const COLUMNS: [(&str, &str, Call); 5] = [
@@ -130,10 +131,14 @@ fn write_section(
         commit, date, file, ..
     } = source;
     let l2 = if source.flushed { "flushed" } else { "warm" };
+    let only = match results.keys(gpus).all(|key| key.specialised) {
+        true => ", without general kernels",
+        false => "",
+    };
     writeln!(text, "\n### {gpus}\n")?;
     writeln!(
         text,
-        "Commit {commit}, {date}, L2 cache {l2}: `{FOLDER}/{file}`."
+        "Commit {commit}, {date}, L2 cache {l2}{only}: `{FOLDER}/{file}`."
     )?;
     if let Some(limits) = &source.limits {
         writeln!(
@@ -147,22 +152,25 @@ fn write_section(
         )?;
     }
     write_table(text, results, gpus)?;
-    write_limited(text, results, gpus)
+    write_limited(text, results, gpus)?;
+    tables::write_kernels(text, results, gpus)?;
+    tables::write_kinds(text, results, gpus)
 }
 
 /// The fused SiLU kernels, if a record has them.
 fn write_silu(text: &mut String, results: &Results) -> std::fmt::Result {
-    if results.silu.is_empty() {
+    let Some((file, times)) = &results.silu else {
         return Ok(());
-    }
+    };
     writeln!(text, "\n### Fused SiLU\n")?;
     writeln!(
         text,
         "32,768 rows of 64 experts, 2,048 columns of output. The limit is input and output at the rate\n\
-         of the same run's copy in device memory; a kernel that reads more than it writes can be faster.\n"
+         of the same run's copy in device memory; a kernel that reads more than it writes can be faster.\n\
+         Record: `{FOLDER}/{file}`.\n"
     )?;
     writeln!(text, "| format | µs | limit |\n|---|---|---|")?;
-    for time in &results.silu {
+    for time in times {
         let interleaved = if time.interleaved {
             ", interleaved"
         } else {

@@ -5,14 +5,16 @@ use super::svg::Svg;
 
 /// Colours of the numbers of GPUs.
 const COLOURS: [&str; RANKS.len()] = ["#0072b2", "#d55e00", "#009e73"];
+const SHAPE: &str =
+    "hidden 7,168, top-8 of 256 experts, uniform routing, kernels compiled for the shape";
 const FORMAT: &str = "fp8";
 const INK: &str = "#5a5a5a";
 const GRID: &str = "#e8e8e8";
 
 const WIDTH: f64 = 900.0;
-const HEIGHT: f64 = 376.0;
-const TOP: f64 = 44.0;
-const BOTTOM: f64 = 310.0;
+const HEIGHT: f64 = 396.0;
+const TOP: f64 = 64.0;
+const BOTTOM: f64 = 330.0;
 const PANEL_WIDTH: f64 = 370.0;
 
 /// The labels of the logarithmic axis of times, in microseconds.
@@ -25,6 +27,8 @@ struct Panel {
     left: f64,
     title: &'static str,
     value: fn(&Phase) -> Option<f64>,
+    /// Value of NCCL's all-gather.
+    nccl: fn(&Round) -> Option<f64>,
     /// Height of a value, from 0 at the bottom to 1 at the top.
     height: fn(f64) -> f64,
     labels: &'static [f64],
@@ -36,6 +40,7 @@ const PANELS: [Panel; 2] = [
         left: 60.0,
         title: "FP8 dispatch, BF16 combine: time, µs",
         value: |phase| Some(phase.us),
+        nccl: |round| round.dispatch.nccl_us,
         height: |us| (us / TIMES[0]).ln() / (2.0 * TIMES[7] / TIMES[0]).ln(),
         labels: &TIMES,
         label: |us| thousands(us, 0),
@@ -44,11 +49,14 @@ const PANELS: [Panel; 2] = [
         left: 510.0,
         title: "share of the limit",
         value: Phase::share,
+        nccl: |_| None,
         height: |share| share,
         labels: &SHARES,
         label: |share| format!("{:.0} %", 100.0 * share),
     },
 ];
+
+const NCCL_DASHES: &str = " stroke-dasharray=\"1 4\"";
 
 type Pick = fn(&Round) -> &Phase;
 
@@ -67,13 +75,14 @@ pub(super) fn draw(results: &Results) -> String {
         draw_panel(&mut svg, panel, results);
     }
     draw_legend(&mut svg, results);
+    svg.text(PANELS[0].left, 22.0, SHAPE, "font-size=\"14\"");
     svg.finish(WIDTH, HEIGHT, INK)
 }
 
 fn draw_panel(svg: &mut Svg, panel: &Panel, results: &Results) {
     let left = panel.left;
     let y = |value: f64| BOTTOM - (panel.height)(value).clamp(0.0, 1.0) * (BOTTOM - TOP);
-    svg.text(left, 24.0, panel.title, "font-size=\"14\"");
+    svg.text(left, 46.0, panel.title, "font-size=\"14\"");
     for &value in panel.labels {
         let (height, label) = (y(value), (panel.label)(value));
         let ends = [left, left + PANEL_WIDTH].map(|x| [x, height]);
@@ -97,6 +106,11 @@ fn draw_panel(svg: &mut Svg, panel: &Panel, results: &Results) {
             });
             svg.line(&points.collect::<Vec<_>>(), &stroke(colour, dashes));
         }
+        let points = TOKENS.into_iter().filter_map(|tokens| {
+            let round = results.round(Gpus::own(ranks), FORMAT, tokens, None)?;
+            Some([x(left, tokens), y((panel.nccl)(round)?)])
+        });
+        svg.line(&points.collect::<Vec<_>>(), &stroke(colour, NCCL_DASHES));
     }
 }
 
@@ -105,19 +119,27 @@ fn stroke(colour: &str, dashes: &str) -> String {
     format!("stroke=\"{colour}\" stroke-width=\"2\"{dashes}")
 }
 
+/// Colours are numbers of GPUs, dashes are calls.
 fn draw_legend(svg: &mut Svg, results: &Results) {
     let base = HEIGHT - 8.0;
     let mut left = 20.0;
+    let mut entry = |svg: &mut Svg, text: &str, style: String| {
+        let ends = [left, left + 26.0].map(|x| [x, base - 4.0]);
+        svg.line(&ends, &style);
+        svg.text(left + 30.0, base, text, "");
+        left += 44.0 + 7.0 * text.len() as f64;
+    };
     for (ranks, colour) in RANKS.into_iter().zip(COLOURS) {
-        if !results.sources.contains_key(&Gpus::own(ranks)) {
-            continue;
+        if let Some(source) = results.sources.get(&Gpus::own(ranks)) {
+            entry(svg, &source.hardware, stroke(colour, ""));
         }
-        for (name, dashes, _) in CALLS {
-            let ends = [left, left + 26.0].map(|x| [x, base - 4.0]);
-            svg.line(&ends, &stroke(colour, dashes));
-            svg.text(left + 30.0, base, &format!("{name}, {ranks} GPUs"), "");
-            left += 145.0;
-        }
+    }
+    let calls = CALLS.map(|(name, dashes, _)| (name, dashes));
+    for (name, dashes) in calls
+        .into_iter()
+        .chain([("NCCL all-gather, BF16", NCCL_DASHES)])
+    {
+        entry(svg, name, stroke(INK, dashes));
     }
     let right = PANELS[1].left + PANEL_WIDTH;
     svg.text(right, BOTTOM + 32.0, "tokens a rank", "text-anchor=\"end\"");

@@ -1,5 +1,6 @@
 //! Reads the JSON lines of `ferry-tests bench --json`.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -16,6 +17,7 @@ const DATE_LENGTH: usize = 10;
 pub(super) struct RecordFile {
     name: String,
     date: String,
+    hardware: String,
     commit: String,
     /// The same for all rounds.
     gpus: Gpus,
@@ -110,16 +112,34 @@ struct RoundLine {
     routing: String,
     format: String,
     mode: String,
+    /// Older records lack it.
+    #[serde(default = "by_expert")]
+    receive: String,
     l2_flushed: bool,
     max_sms: Option<u32>,
+    /// Older records lack it: all their kernels were compiled for the shape.
+    #[serde(default = "yes")]
+    specialised: bool,
+    #[serde(default)]
+    late_us: u32,
     dispatch: PhaseLine,
     combine: PhaseLine,
     pair_us: Option<f64>,
+    /// Older records lack it.
+    pair_p99_us: Option<f64>,
     verified: String,
 }
 
 fn one() -> usize {
     1
+}
+
+fn by_expert() -> String {
+    "by-expert".into()
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl RoundLine {
@@ -133,8 +153,28 @@ impl RoundLine {
     /// Whether the round has the sizes that the template names.
     fn is_shown(&self) -> bool {
         let sizes = [self.hidden, self.top_k, self.experts];
-        let kind = [&self.group, &self.routing, &self.mode].map(String::as_str);
-        sizes == [7168, 8, 256] && kind == ["local", "uniform", "reduced"]
+        sizes == [7168, 8, 256] && self.group == "local"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind {
+            late_us: self.late_us,
+            receive: self.receive.clone(),
+            mode: self.mode.clone(),
+            routing: self.routing.clone(),
+        }
+    }
+
+    fn key(&self) -> Key {
+        Key {
+            gpus: self.gpus(),
+            format: self.format.clone(),
+            tokens: self.tokens,
+            max_sms: self.max_sms,
+            specialised: self.specialised,
+            flushed: self.l2_flushed,
+            kind: self.kind(),
+        }
     }
 
     /// A call's limit in device memory, if all ranks share one GPU: with several, the wire limits, too.
@@ -147,6 +187,7 @@ impl RoundLine {
 #[derive(Clone, Debug, Deserialize)]
 struct PhaseLine {
     gpu_us: Summary,
+    host_us: Summary,
     floor_us: Option<f64>,
     /// The limit in device memory, if all ranks share one GPU.
     memory_us: Option<f64>,
@@ -156,6 +197,7 @@ struct PhaseLine {
 #[derive(Clone, Debug, Deserialize)]
 struct Summary {
     median: f64,
+    p99: f64,
 }
 
 impl RecordFile {
@@ -176,9 +218,12 @@ impl RecordFile {
         let (Some(date), Some(commit)) = (date, commit) else {
             bail!("{name}: a record is named <date>-<gpus>-<commit>.jsonl");
         };
+        let middle = stem.get(DATE_LENGTH + 1..stem.len() - commit.len() - 1);
+        let middle = middle.unwrap_or_default();
         let mut file = RecordFile {
             name: name.into(),
             date: date.into(),
+            hardware: middle.into(),
             commit: commit.into(),
             gpus: Gpus::own(0),
             limits: None,
@@ -209,13 +254,52 @@ impl RecordFile {
     }
 }
 
+/// Routing, layout and mode of a round.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Kind {
+    pub(super) late_us: u32,
+    pub(super) receive: String,
+    pub(super) mode: String,
+    pub(super) routing: String,
+}
+
+impl Kind {
+    /// The one of the page's first tables.
+    pub(super) fn usual() -> Self {
+        Self {
+            late_us: 0,
+            receive: by_expert(),
+            mode: "reduced".into(),
+            routing: "uniform".into(),
+        }
+    }
+}
+
 /// The configuration of a round, by which runs are merged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    gpus: Gpus,
-    format: String,
-    tokens: usize,
-    max_sms: Option<u32>,
+    pub(super) gpus: Gpus,
+    pub(super) format: String,
+    pub(super) tokens: usize,
+    pub(super) max_sms: Option<u32>,
+    pub(super) specialised: bool,
+    pub(super) flushed: bool,
+    pub(super) kind: Kind,
+}
+
+impl Key {
+    /// Usual rounds of kernels that were compiled for the shape, on all multiprocessors, with a warm cache.
+    pub(super) fn of(gpus: Gpus, format: &str, tokens: usize) -> Self {
+        Self {
+            gpus,
+            format: format.into(),
+            tokens,
+            max_sms: None,
+            specialised: true,
+            flushed: false,
+            kind: Kind::usual(),
+        }
+    }
 }
 
 /// A round: medians of all runs.
@@ -224,12 +308,15 @@ pub(super) struct Round {
     pub(super) dispatch: Phase,
     pub(super) combine: Phase,
     pub(super) pair_us: Option<f64>,
+    pub(super) pair_p99_us: Option<f64>,
 }
 
 /// A call.
 #[derive(Clone, Debug)]
 pub(super) struct Phase {
     pub(super) us: f64,
+    pub(super) p99_us: f64,
+    pub(super) host_us: f64,
     pub(super) nccl_us: Option<f64>,
     floor_us: Option<f64>,
 }
@@ -244,6 +331,8 @@ impl Phase {
 /// Newest record of some ranks.
 pub(super) struct Source {
     pub(super) file: String,
+    /// Number and name of its GPUs, such as `2xH200`.
+    pub(super) hardware: String,
     pub(super) commit: String,
     pub(super) date: String,
     /// Whether the L2 cache was flushed. Warm rounds are shown if there are any.
@@ -255,14 +344,18 @@ pub(super) struct Source {
 pub(super) struct Results {
     /// Sources by ranks, those with a GPU each first.
     pub(super) sources: BTreeMap<Gpus, Source>,
-    /// Times of the first file that has any, of ranks with a GPU each.
-    pub(super) silu: Vec<SiluTime>,
+    /// Times of the newest file that has any, of ranks with a GPU each, and its name.
+    pub(super) silu: Option<(String, Vec<SiluTime>)>,
     rounds: BTreeMap<Key, Round>,
 }
 
 impl Results {
     /// Takes the newest file of each number of ranks. Two of one day are refused.
     pub(super) fn of(files: Vec<RecordFile>) -> Result<Results> {
+        let own = files.iter().filter(|file| file.gpus.ranks_per_gpu == 1);
+        let silu = own.filter(|file| !file.silu.is_empty());
+        let silu = silu.max_by_key(|file| (&file.date, Reverse(file.gpus)));
+        let silu = silu.map(|file| (file.name.clone(), file.silu.clone()));
         let mut newest: BTreeMap<Gpus, RecordFile> = BTreeMap::new();
         for file in files {
             if let Some(other) = newest.get(&file.gpus) {
@@ -278,18 +371,17 @@ impl Results {
             }
             newest.insert(file.gpus, file);
         }
-        let own = newest.iter().filter(|(gpus, _)| gpus.ranks_per_gpu == 1);
-        let mut silu = own.map(|(_, file)| &file.silu);
-        let silu = silu.find(|times| !times.is_empty()).cloned();
         let (mut sources, mut rounds) = (BTreeMap::new(), BTreeMap::new());
         for (gpus, file) in newest {
             let mut lines = file.rounds;
             lines.retain(RoundLine::is_shown);
-            let flushed = lines.iter().all(|round| round.l2_flushed);
-            lines.retain(|round| round.l2_flushed == flushed);
+            let usual = Kind::usual();
+            let mut shown_first = lines.iter().filter(|round| round.kind() == usual);
+            let flushed = shown_first.all(|round| round.l2_flushed);
             rounds.extend(Round::all(lines)?);
             let source = Source {
                 file: file.name,
+                hardware: file.hardware,
                 commit: file.commit,
                 date: file.date,
                 flushed,
@@ -299,11 +391,12 @@ impl Results {
         }
         Ok(Results {
             sources,
-            silu: silu.unwrap_or_default(),
+            silu,
             rounds,
         })
     }
 
+    /// The round of kernels that were compiled for the shape, with the cache as the section says.
     pub(super) fn round(
         &self,
         gpus: Gpus,
@@ -311,13 +404,21 @@ impl Results {
         tokens: usize,
         max_sms: Option<u32>,
     ) -> Option<&Round> {
-        let format = format.into();
-        self.rounds.get(&Key {
-            gpus,
-            format,
-            tokens,
+        let flushed = self.sources.get(&gpus)?.flushed;
+        self.get(&Key {
             max_sms,
+            flushed,
+            ..Key::of(gpus, format, tokens)
         })
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<&Round> {
+        self.rounds.get(key)
+    }
+
+    /// Configurations of the ranks' rounds, in order.
+    pub(super) fn keys(&self, gpus: Gpus) -> impl Iterator<Item = &Key> {
+        self.rounds.keys().filter(move |key| key.gpus == gpus)
     }
 }
 
@@ -326,13 +427,7 @@ impl Round {
     fn all(lines: Vec<RoundLine>) -> Result<BTreeMap<Key, Round>> {
         let mut groups: BTreeMap<Key, Vec<RoundLine>> = BTreeMap::new();
         for round in lines {
-            let key = Key {
-                gpus: round.gpus(),
-                format: round.format.clone(),
-                tokens: round.tokens,
-                max_sms: round.max_sms,
-            };
-            groups.entry(key).or_default().push(round);
+            groups.entry(round.key()).or_default().push(round);
         }
         let medians = groups.into_iter().map(|(key, runs)| {
             ensure!(
@@ -350,6 +445,8 @@ impl Round {
     fn of(runs: &[RoundLine]) -> Round {
         let phase = |pick: fn(&RoundLine) -> &PhaseLine| Phase {
             us: median(runs.iter().map(|run| pick(run).gpu_us.median)).unwrap_or(0.0),
+            p99_us: median(runs.iter().map(|run| pick(run).gpu_us.p99)).unwrap_or(0.0),
+            host_us: median(runs.iter().map(|run| pick(run).host_us.median)).unwrap_or(0.0),
             nccl_us: median(runs.iter().filter_map(|run| pick(run).nccl_us)),
             floor_us: median(
                 runs.iter()
@@ -360,6 +457,7 @@ impl Round {
             dispatch: phase(|run| &run.dispatch),
             combine: phase(|run| &run.combine),
             pair_us: median(runs.iter().filter_map(|run| run.pair_us)),
+            pair_p99_us: median(runs.iter().filter_map(|run| run.pair_p99_us)),
         }
     }
 }

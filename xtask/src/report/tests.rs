@@ -51,7 +51,8 @@ fn tables_have_times_and_shares_and_mark_missing_ones() {
     let text = format!("{LIMITS}{runs}{}", round(2, "fp8", 4096, 1500.0));
     let page = measured(&results(&[(NAME, text)]).unwrap());
     for part in [
-        "Commit 0123abc, 2000-01-02, L2 cache warm: `tests/benchmarks/2000-01-02-2xNONE-0123abc.jsonl`.",
+        "Commit 0123abc, 2000-01-02, L2 cache warm, without general kernels: ",
+        ": `tests/benchmarks/2000-01-02-2xNONE-0123abc.jsonl`.",
         "wire 349 GB/s a GPU",
         "empty call 4.5 µs",
         "| 1 | 20.0 (25 %) | 40.0 (25 %) | missing | missing | missing | 60.0 | 40.0 | 40.0 |",
@@ -120,7 +121,7 @@ fn figures_of_ranks_that_share_a_gpu_stand_by_themselves_beside_its_memorys_limi
         !before.contains("60.0") && behind.contains("| 1 | 60.0 (10 %) |"),
         "{page}"
     );
-    assert_eq!(chart::draw(&results).matches("GPUs</text>").count(), 2);
+    assert_eq!(chart::draw(&results).matches("xNONE</text>").count(), 1);
 
     // The memory of several GPUs is no limit of one.
     let on_two = [(NAME, shared(&round(4, "fp8", 1, 60.0), 2))];
@@ -131,6 +132,85 @@ fn figures_of_ranks_that_share_a_gpu_stand_by_themselves_beside_its_memorys_limi
     let mixed = own.clone() + &shared(&own, 2);
     let complaint = ":2: 4 ranks that share 2 GPUs in a file of 4 GPUs";
     assert!(error(&[(NAME, mixed)]).contains(complaint));
+}
+
+/// Kernels for all shapes have rows of their own, and count nowhere else.
+#[test]
+fn general_kernels_stand_beside_those_of_the_shape() {
+    let of = |us: f64, specialised: bool, flushed: bool| {
+        let added = format!("\"round\":{{\"specialised\":{specialised},\"pair_p99_us\":50.0,");
+        let line = round(2, "fp8", 1, us).replace("\"round\":{", &added);
+        line.replace("\"l2_flushed\":false", &format!("\"l2_flushed\":{flushed}"))
+    };
+    let special = of(10.0, true, false) + &of(12.0, true, true);
+    let page = measured(&results(&[(NAME, of(14.0, false, false) + &special)]).unwrap());
+    for row in [
+        "| 1 | 10.0 (25 %) | 20.0 (25 %) | missing | missing | missing | 30.0 | 40.0 | 40.0 |",
+        "| 1 | general | 14.0 / 9.0 | - | 28.0 / 9.0 | - | - | - | 42.0 / 50.0 | - | 3.0, 3.0 |",
+        "| 1 | specialised | 10.0 / 9.0 | 12.0 / 9.0 | 20.0 / 9.0 | 24.0 / 9.0 | - | - | 30.0 / 50.0 | - |",
+    ] {
+        assert!(page.contains(row), "{row} in\n{page}");
+    }
+    assert!(page.contains("L2 cache warm: "), "{page}");
+    let page = measured(&results(&[(NAME, special)]).unwrap());
+    assert!(
+        page.contains("L2 cache warm, without general kernels: "),
+        "{page}"
+    );
+    assert!(!page.contains("| general |"), "{page}");
+}
+
+/// Other routings, layouts, modes and late ranks have a table of their own, and count in no other.
+#[test]
+fn other_routings_layouts_and_modes_stand_by_themselves() {
+    let line = round(2, "fp8", 128, 10.0);
+    for (shown, other, name) in [
+        (
+            "\"tokens\":128,",
+            "\"late_us\":50,\"tokens\":128,",
+            "the last rank 50 µs late",
+        ),
+        (
+            "\"tokens\":128,",
+            "\"receive\":\"padded\",\"tokens\":128,",
+            "padded",
+        ),
+        ("\"uniform\"", "\"zipf:1\"", "zipf:1"),
+        ("\"reduced\"", "\"exact\"", "exact mode"),
+    ] {
+        let both = line.clone() + &round(2, "fp8", 128, 30.0).replace(shown, other);
+        let page = measured(&results(&[(NAME, both)]).unwrap());
+        for row in [
+            "| 128 | 10.0 (25 %) | 20.0 (25 %) |",
+            "| FP8, as above | 10.0 / 9.0 | 20.0 / 9.0 | 30.0 | 40.0, 40.0 | - |",
+            &format!("| FP8, {name} | 30.0 / 9.0 | 60.0 / 9.0 | 90.0 | 40.0, 40.0 | - |"),
+        ] {
+            assert!(page.contains(row), "{row} in\n{page}");
+        }
+    }
+    let page = measured(&results(&[(NAME, line)]).unwrap());
+    assert!(!page.contains("as above"), "{page}");
+}
+
+/// A newer record without times of fused SiLU leaves those of an older one.
+#[test]
+fn the_newest_times_of_fused_silu_are_shown() {
+    let of = |us: u32| {
+        let time = r#"{"format":"bf16","interleaved":false,"clamped":false,"floor_us":1.0,"us":"#;
+        format!("{{\"silu\":[{time}{us}}}]}}\n") + &round(2, "fp8", 1, 10.0)
+    };
+    let older = "2000-01-01-2xNONE-fedcba9.jsonl";
+    let page = |newer: String| measured(&results(&[(older, of(7)), (NAME, newer)]).unwrap());
+    let old = page(round(2, "fp8", 1, 10.0));
+    assert!(
+        old.contains("| bf16 | 7.0 | 1.0 |") && old.contains(older),
+        "{old}"
+    );
+    let new = page(of(8));
+    assert!(
+        new.contains("| bf16 | 8.0 | 1.0 |") && !new.contains(older),
+        "{new}"
+    );
 }
 
 /// The page says which sizes it is about.
