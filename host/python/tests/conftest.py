@@ -109,6 +109,21 @@ def world(request):
         each.end()
 
 
+@pytest.fixture
+def meet(request):
+    """Makes groups whose ranks are communications of FlashInfer, and ends them."""
+    rig = pytest.importorskip("flashinfer_rig", reason="FlashInfer is not installed")
+    made = []
+
+    def make(**options):
+        made.append(rig.Meeting(request.config.getoption("--gpu"), **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
 def on_streams(device: str, work, count: int) -> list:
     """Runs ``work(rank)`` in a thread for each rank; on a GPU with a stream of torch of its own."""
     if device == "cpu":

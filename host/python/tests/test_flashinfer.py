@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import threading
-
 import ferry_ep as ferry
 import pytest
 from conftest import in_threads, on_streams
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 moe_ep = pytest.importorskip("flashinfer.moe_ep", reason="FlashInfer is not installed")
-adapter = pytest.importorskip("ferry_ep.flashinfer")
+rig = pytest.importorskip("flashinfer_rig")
 
-RANKS, EXPERTS, TOP_K, HIDDEN, TOKENS = 4, 8, 3, 64, 5
-INVALID = EXPERTS + 3
-#: Name of the most tokens of a call, which changed in 0.7.4.
-NAMES = inspect.signature(adapter.MoEEpCommunication.dispatch).parameters
-MOST = next(name for name in NAMES if name.endswith("max_tokens_per_rank"))
-
-
-class Meeting:
-    """Ranks as threads: the first that comes makes all communicators."""
-
-    def __init__(self, gpu=None):
-        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
-        if gpu is None:
-            self.group = ferry.Group.simulated(RANKS, seed=3)
-        else:
-            self.group = ferry.Group.local([gpu] * RANKS, share_gpus=True)
-        self.lock = threading.Lock()
-        self.ranks = None
-
-    def connect(self, config, bootstrap):
-        with self.lock:
-            if self.ranks is None:
-                # On one GPU the kernels of two meetings must fit at a time.
-                config = dataclasses.replace(config, max_sms=16)
-                self.ranks = ferry.Communicators(self.group, ferry.Plan(self.group, config))
-        return self.ranks[bootstrap.rank]
-
-
-def communication(meeting, rank, **params):
-    bootstrap = moe_ep.BootstrapConfig(world_size=RANKS, rank=rank, auto_bootstrap=False)
-    sizes = {
-        "num_experts": EXPERTS,
-        "top_k": TOP_K,
-        "max_tokens_per_rank": TOKENS,
-        "hidden_size": HIDDEN,
-        "invalid_expert_id": INVALID,
-    }
-    params = moe_ep.MoEEpCommParams(**(sizes | params))
-    return moe_ep.create_communication(bootstrap, params, adapter.FerryCommConfig(connect=meeting.connect))
-
-
-@pytest.fixture
-def meet(request):
-    """Makes meetings on the GPU that the tests are given, and ends their communicators."""
-    made = []
-
-    def make():
-        made.append(Meeting(request.config.getoption("--gpu")))
-        return made[-1]
-
-    yield make
-    for meeting in made:
-        for rank in meeting.ranks or []:
-            rank._end.native.drop()
-
-
-def problem(seed, rank, tokens, id_type, device="cpu"):
-    random = torch.Generator().manual_seed(100 * seed + rank)
-    x = torch.randn(tokens, HIDDEN, generator=random).bfloat16()
-    scores = torch.rand(tokens, EXPERTS, generator=random)
-    weights, ids = torch.topk(torch.softmax(scores, dim=-1), TOP_K, dim=-1)
-    ids[scores[:, :TOP_K] < 0.1] = -1
-    return x.to(device), ids.to(device, id_type), weights.to(device)
+RANKS, EXPERTS, TOP_K, HIDDEN, TOKENS = rig.RANKS, rig.EXPERTS, rig.TOP_K, rig.HIDDEN, rig.TOKENS
+INVALID, MOST = rig.INVALID, rig.MOST
+problem = rig.problem
 
 
 def expert(x, number):
@@ -126,7 +62,7 @@ def test_a_layer_is_ferrys_round(meet, id_type):
     plain = [direct.connect(config, moe_ep.BootstrapConfig(world_size=RANKS, rank=r)) for r in range(RANKS)]
 
     def run(rank):
-        comm = communication(meeting, rank)
+        comm = meeting.communication(rank)
         assert comm.backend_name == "ferry"
         for seed, tokens in enumerate([TOKENS, (rank + 1) % TOKENS, 0 if rank else 2]):
             x, ids, weights = problem(seed, rank, tokens, id_type, meeting.device)
@@ -166,7 +102,7 @@ def test_a_captured_graph(meet):
             x = comm.combine((rows * factor).bfloat16(), output=output)
         return x
 
-    comms = in_threads(lambda rank: communication(meeting, rank), RANKS)
+    comms = in_threads(lambda rank: meeting.communication(rank), RANKS)
 
     def eager(rank):
         return layers(comms[rank], *given[rank], torch.empty_like(results[rank]))
@@ -192,15 +128,16 @@ def test_a_captured_graph(meet):
             assert torch.equal(replayed.view(torch.int16), wanted.view(torch.int16))
             assert torch.isfinite(replayed).all() and replayed.any()
     graphs.clear()
-    for rank in meeting.ranks:
-        rank.assume_no_graphs()
+    for ranks in meeting.made.values():
+        for rank in ranks:
+            rank.assume_no_graphs()
 
 
 def test_fillers_are_no_faults():
-    meeting = Meeting()
+    meeting = rig.Meeting()
 
     def run(rank):
-        comm = communication(meeting, rank)
+        comm = meeting.communication(rank)
         x, ids, weights = problem(9, rank, 3, torch.int64)
         ids[1, 0] = -1
         filled = ids.masked_fill(ids < 0, INVALID)
@@ -213,10 +150,10 @@ def test_fillers_are_no_faults():
 
 
 def test_without_weights_all_are_one():
-    meeting = Meeting()
+    meeting = rig.Meeting()
 
     def run(rank):
-        comm = communication(meeting, rank)
+        comm = meeting.communication(rank)
         x, ids, _ = problem(7, rank, 3, torch.int32)
         received = comm.dispatch(x, ids)
         assert received.topk_weights is None
@@ -226,10 +163,10 @@ def test_without_weights_all_are_one():
 
 
 def test_an_open_round_is_not_destroyed_and_another_ranks_communicator_is_refused():
-    meeting = Meeting()
+    meeting = rig.Meeting()
 
     def run(rank):
-        comm = communication(meeting, rank)
+        comm = meeting.communication(rank)
         comm._group = comm.exchange.communicator  # its own, as a node group is; both are closed below
         received = comm.dispatch(*problem(2, rank, 3, torch.int32))
         for _ in range(2):
@@ -238,33 +175,39 @@ def test_an_open_round_is_not_destroyed_and_another_ranks_communicator_is_refuse
         comm.combine(torch.zeros_like(received.hidden_states))
 
     in_threads(run, RANKS)
-    other = Meeting()
-    other.connect = lambda config, bootstrap: Meeting.connect(
+    other = rig.Meeting()
+    other.connect = lambda config, bootstrap: rig.Meeting.connect(
         other, config, moe_ep.BootstrapConfig(world_size=RANKS, rank=1)
     )
     with pytest.raises(ferry.ArgumentError, match="rank of connect's communicator is 1, not 0"):
-        communication(other, 0)
+        other.communication(0)
 
 
 def test_what_is_not_there_is_named_before_anything_is_sent():
-    meeting = Meeting()
-    quantized = pytest.importorskip("flashinfer.fused_moe.api").QuantFormat.MXFP8
-    with pytest.raises(NotImplementedError, match=r"dispatch_format is MXFP8"):
-        communication(meeting, 0, dispatch_format=quantized)
+    meeting = rig.Meeting()
+    formats = pytest.importorskip("flashinfer.fused_moe.api").QuantFormat
+    for form in (formats.FP16, formats.FP8PerTensor):
+        with pytest.raises(NotImplementedError, match=f"dispatch_format is {form.name}, but"):
+            meeting.communication(0, dispatch_format=form)
     with pytest.raises(NotImplementedError, match=r"params.dtype is torch.float16"):
-        communication(meeting, 0, dtype=torch.float16)
+        meeting.communication(0, dtype=torch.float16)
+    with pytest.raises(ferry.ArgumentError, match="eplb_stats_num_experts is -1"):
+        meeting.communication(0, statistics=-1)
+    assert not meeting.made
 
     def run(rank):
-        comm = communication(meeting, rank)
+        comm = meeting.communication(rank)
         x, ids, weights = problem(1, rank, 2, torch.int32)
-        with pytest.raises(NotImplementedError, match="hidden_states_scale"):
+        with pytest.raises(ferry.ArgumentError, match="hidden_states_scale is given"):
             comm.dispatch(x, ids, weights, hidden_states_scale=torch.ones(2, 1))
-        with pytest.raises(NotImplementedError, match="eplb_local_stats"):
+        with pytest.raises(ferry.ArgumentError, match=r"shape \[8\], but config.eplb_stats_num_experts is 0"):
             comm.dispatch(x, ids, weights, eplb_local_stats=torch.ones(EXPERTS))
         with pytest.raises(ferry.TensorError, match="topk_ids"):
             comm.dispatch(x, ids[:, :2], weights)
         with pytest.raises(ferry.OrderError, match="combine is out of order"):
             comm.combine(torch.zeros(RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16))
+        with pytest.raises(ferry.OrderError, match=r"get_combine_input_buffer is out of order: .* idle"):
+            comm.get_combine_input_buffer(torch.bfloat16)
         with pytest.raises(ferry.ArgumentError, match="4 dimensions"):
             comm.combine(torch.zeros(1, 1, 1, HIDDEN, dtype=torch.bfloat16))
         assert comm.exchange.communicator.round == "idle"
