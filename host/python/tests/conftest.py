@@ -116,7 +116,7 @@ def meet(request):
     made = []
 
     def make(**options):
-        made.append(rig.Meeting(request.config.getoption("--gpu"), **options))
+        made.append(rig.Meeting(**({"gpu": request.config.getoption("--gpu")} | options)))
         return made[-1]
 
     yield make
