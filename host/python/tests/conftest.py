@@ -161,7 +161,7 @@ def in_threads(work, count: int) -> list:
     return results
 
 
-def in_processes(code: str, ranks: int, *arguments: object) -> None:
+def in_processes(code: str, ranks: int, *arguments: object, patience: float = 120) -> None:
     """Runs ``code`` in a process for each rank; its arguments are its number, ``ranks`` and these. Fails with
     the errors of the first that did not end well.
     """
@@ -177,7 +177,7 @@ def in_processes(code: str, ranks: int, *arguments: object) -> None:
     ]
     try:
         for process in started:
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=patience)
             assert process.returncode == 0, error
     finally:
         for process in started:

@@ -9,8 +9,8 @@ use super::{PACKAGE, environment, shell, wheel, wheel_of};
 use crate::places::Places;
 
 /// Packages that `import torch`, `torch.compile`, `import flashinfer.moe_ep` and the tests need, and
-/// transformers, which does not require torch.
-const IMPORTED: [&str; 14] = [
+/// transformers, which does not require torch, and loads divided models by accelerate, which does.
+const IMPORTED: [&str; 15] = [
     "apache-tvm-ffi",
     "filelock",
     "fsspec",
@@ -18,6 +18,7 @@ const IMPORTED: [&str; 14] = [
     "networkx",
     "numpy",
     "nvidia-ml-py",
+    "psutil",
     "pytest",
     "requests",
     "setuptools",
@@ -84,7 +85,11 @@ fn make_environment(shell: &Shell, at: &Path) -> Result<()> {
     let python = environment(shell, at, &[])?.join("python");
     println!("fetching torch, CUDA's libraries, transformers and FlashInfer, which takes minutes");
     install(shell, &python, &IMPORTED)?;
-    install(shell, &python, &["--no-deps", "torch", "flashinfer-python"])?;
+    install(
+        shell,
+        &python,
+        &["--no-deps", "torch", "flashinfer-python", "accelerate"],
+    )?;
     let linked = cmd!(shell, "{python} -c {LINKED}").quiet().read()?;
     install(shell, &python, &linked.lines().collect::<Vec<_>>())?;
     let check = "

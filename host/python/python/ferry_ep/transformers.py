@@ -1,189 +1,281 @@
-"""Mixtral and Qwen3-MoE models of transformers, with their experts divided between the ranks.
+"""Ferry as an implementation of expert parallelism of transformers, by default under the name ``ferry``.
 
-:func:`expert_parallel` replaces the experts of a model. Importing this module imports torch and transformers.
+:func:`register` adds it there, for ``DistributedConfig(ep_size=.., ep_implementation="ferry")``. It serves
+every model with a plan for experts. Importing this module imports torch and transformers, from 5.23 on.
 """
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import torch
-import transformers
+import torch.distributed as distributed
 from torch import Tensor, nn
+from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
+from .autograd import RowExchange
 from .core._ferry import Group, Plan
+from .core.bootstraps import torch_bootstrap
 from .core.communicator import Communicator
 from .core.config import Config
-from .core.errors import ArgumentError, refuse
-from .torch import Exchange, Experts, require_layer
+from .core.errors import ArgumentError, ClosedError, OrderError, refuse
+from .torch import Exchange
 
-__all__ = ["config_of", "expert_parallel"]
+__all__ = ["FerryEP", "Registration", "register"]
 
-#: Major version of transformers whose blocks are known: read in 5.0.0 and 5.24.0, run with 5.24.0.
-KNOWN_VERSION = "5"
-#: Blocks that are known: class of the block, and of its router and experts.
-_BLOCKS = {
-    "MixtralSparseMoeBlock": ("MixtralTopKRouter", "MixtralExperts"),
-    "Qwen3MoeSparseMoeBlock": ("Qwen3MoeTopKRouter", "Qwen3MoeExperts"),
-}
-#: Options of an experts class, which transformers' decorator sets, with the values that are known. Versions
-#: before an option have its known value.
-_OPTIONS = {
-    "has_bias": False,
-    "has_gate": True,
-    "has_post_expert_norm": False,
-    "is_concatenated": True,
-    "is_transposed": False,
-    "_is_expert_parallel": False,
-}
-#: Most tokens of a pass on a rank, unless another number is given.
-MAX_TOKENS = 4096
-#: Arguments of the experts' forward pass.
-_ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
+#: Fields of a configuration that a model has, or that :class:`FerryEP` needs as they are.
+_OWN = ("experts", "top_k", "hidden", "max_tokens_per_rank", "format", "receive", "combine_weights")
 
 
-def config_of(model: nn.Module, *, max_tokens_per_rank: int = MAX_TOKENS, **options: Any) -> Config:
-    """Returns the configuration of a communicator for all blocks of ``model``. Not collective.
+class Registration:
+    """Communicators of the models that were loaded with a name: one for all layers of the same sizes, and
+    another one for passes with gradients. :func:`register` makes it.
 
-    ``max_tokens_per_rank`` is the most tokens of one forward pass on a rank: sequences times their length.
-    ``options`` are those of :class:`ferry_ep.Config`, such as ``deadline``.
-
-    Raises :class:`ferry_ep.ArgumentError` for a model without blocks of Mixtral or Qwen3-MoE, or with others
-    than these, for a version of transformers whose blocks are not known, for blocks of different sizes, for
-    experts that are not BF16, and for ``options`` that :class:`ferry_ep.torch.Experts` refuses.
+    A ``with`` block closes them; one that an exception leaves waits for no other process, and drops them.
     """
-    sizes = {name: _sizes(name, block) for name, block in _blocks(model).items()}
-    (first, wanted), *others = sizes.items()
-    for name, given in others:
-        if given != wanted:
-            raise ArgumentError(f"{name} has the sizes {given}, but {first} has {wanted}")
+
+    def __init__(self, wanted: dict[str, Any], share_gpus: bool, connect: Any) -> None:
+        self._wanted = wanted
+        self._share_gpus = share_gpus
+        self._connect = self._connect_node if connect is None else connect
+        self._communicators: dict[tuple[Any, ...], Communicator] = {}
+        self._ends = contextlib.ExitStack()
+        self._is_closed = False
+
+    @property
+    def communicators(self) -> tuple[Communicator, ...]:
+        """Communicators that passes have made so far, to ``check`` them or to ``give_up`` a round that an
+        exception has left open.
+        """
+        return tuple(self._communicators.values())
+
+    def communicator(self, ep_mesh: Any, x: Tensor, *, has_gradients: bool, **sizes: int) -> Communicator:
+        """Returns the communicator of a layer with the tokens ``x``. Collective over ``ep_mesh`` where it is
+        made, and synchronizes then.
+
+        Raises :class:`ferry_ep.ClosedError` after the end, :class:`ferry_ep.OrderError` where a graph is
+        captured before it was made, and the exceptions of :class:`ferry_ep.Plan` and of groups.
+        """
+        if self._is_closed:
+            raise ClosedError("the registration was closed, and the model's communicators with it")
+        group = ep_mesh.get_group()
+        key = (group.group_name, has_gradients, *sizes.values())
+        found = self._communicators.get(key)
+        if found is None:
+            if _is_captured(x):
+                raise OrderError(
+                    "a graph is captured, but the first pass makes communicators: make one before"
+                )
+            config = Config(receive="compact", combine_weights=has_gradients, **sizes, **self._wanted)
+            found = self._connect(config, ep_mesh)
+            _require(found, config, ep_mesh)
+            self._communicators[key] = found
+        return found
+
+    def _connect_node(self, config: Config, ep_mesh: Any) -> Communicator:
+        """Makes a node group over the mesh's processes. Collective."""
+        over = torch_bootstrap(ep_mesh.get_group())
+        device = torch.cuda.current_device()
+        group = self._ends.enter_context(Group.node(over, device=device, share_gpus=self._share_gpus))
+        return self._ends.enter_context(Communicator(group, Plan(group, config)))
+
+    def close(self) -> None:
+        """Closes the communicators and groups that passes have made, but not those of ``connect``.
+        Collective; a second call does nothing. Synchronizes. Destroy graphs before.
+        """
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, kind: Any, raised: Any, trace: Any) -> None:
+        self._is_closed = True
+        self._communicators = {}
+        self._ends.__exit__(kind, raised, trace)
+
+
+def register(
+    name: str = "ferry",
+    *,
+    max_tokens_per_rank: int,
+    share_gpus: bool = False,
+    connect: Callable[[Config, Any], Communicator] | None = None,
+    **options: Any,
+) -> Registration:
+    """Registers Ferry in transformers' ``EPImplementationInterface``, for models that are loaded afterwards.
+    Not collective.
+
+    ``max_tokens_per_rank`` is the most tokens that a rank brings to a layer: sequences of its batch times
+    their length, divided by ``tp_size`` and rounded up. Windows are of this size, so it has no default.
+    ``options`` are other fields of :class:`ferry_ep.Config`, such as ``deadline``. ``share_gpus``: whether
+    ranks may share a GPU, to develop and test. ``connect`` makes this rank's communicator from a
+    configuration and the mesh of the experts, for simulated groups, or those of several nodes; it stays yours
+    to close. Without it: a node group, a process for each GPU.
+
+    Raises :class:`ferry_ep.ArgumentError` for options that the model or the layer has.
+    """
     known = {field.name for field in fields(Config)}
-    for name, option in options.items():
-        if name in wanted or name not in known:
-            why = "the model has it" if name in wanted else "Config has no such field"
-            raise ArgumentError(f"{name} is {option}, but {why}")
-    config = Config(**wanted, max_tokens_per_rank=max_tokens_per_rank, **options)
-    require_layer(config)
-    return config
+    for field, option in options.items():
+        if field in _OWN or field not in known:
+            why = "the model or its layers have it" if field in _OWN else "Config has no such field"
+            raise ArgumentError(f"{field} is {option}, but {why}")
+    wanted = {"max_tokens_per_rank": max_tokens_per_rank, **options}
+    registration = Registration(wanted, share_gpus, connect)
+
+    def implementation(experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> FerryEP:
+        return FerryEP(registration, experts, ep_mesh, tp_mesh)
+
+    EPImplementationInterface.register(name, implementation)
+    return registration
 
 
-def expert_parallel(
-    model: nn.Module, group: Group | Communicator, *, max_tokens_per_rank: int | None = None, **options: Any
-) -> Communicator:
-    """Divides the experts of ``model`` between the ranks of ``group``. Collective. Synchronizes.
+class FerryEP(EPImplementation):
+    """How the experts of a layer get their tokens: a round of Ferry for each pass.
 
-    ``model`` is a Mixtral or Qwen3-MoE model of transformers in BF16, with the same weights on all ranks, on
-    the rank's device: the CPU for a simulated group. It is changed: in each block ``experts`` becomes
-    :class:`ferry_ep.torch.Experts` with a copy of this rank's part of the weights, under other names and
-    without hooks: save the model before, as no ``from_pretrained`` loads a divided one. Routers and all else
-    stay whole.
+    A rank gets one row for each token that has an expert there, whatever its number of experts, and the
+    experts' own ``forward`` makes the weighted sum of its experts. Ranks of a tensor-parallel group hold the
+    same batch: each sends its slice of it, so that experts compute each token once, and an all-gather brings
+    the sums of the others.
 
-    ``group`` is a group of which this process has one rank; then ``max_tokens_per_rank`` and ``options`` are
-    those of :func:`config_of`. If this process has several ranks, give each one's model its communicator
-    instead, made with the configuration of :func:`config_of`: for each rank a thread.
-
-    All blocks share one communicator, which is returned: close it after the last pass. Each rank has its own
-    sequences. A pass makes a round for each block, so all ranks make the same number of passes, on sequences
-    of any sizes; in ``generate``, the same number of new tokens. There is no backward pass: use
-    ``torch.no_grad()``.
-
-    Raises as :func:`config_of` and :class:`ferry_ep.Communicator`, and :class:`ferry_ep.ArgumentError` for a
-    communicator that does not fit the model; the model is as it was then.
+    Where the group of experts is that of tensors, a pass reads nothing back. Otherwise a rank does not know
+    how many tokens its peers have, and an eager pass reads the number of rows; in a graph the experts get the
+    rows of ``max_tokens_per_rank`` on all ranks, most of them without a token.
     """
-    if isinstance(group, Communicator):
-        communicator, wanted = group, config_of(model)
-        if options or max_tokens_per_rank is not None:
-            raise ArgumentError("a communicator has its configuration: give no options beside it")
-    else:
-        most = MAX_TOKENS if max_tokens_per_rank is None else max_tokens_per_rank
-        wanted = config_of(model, max_tokens_per_rank=most, **options)
-        communicator = Communicator(group, Plan(group, wanted))
-    plan = communicator.plan
-    for field in ("experts", "top_k", "hidden"):
-        given, needed = getattr(plan.config, field), getattr(wanted, field)
-        if given != needed:
-            raise ArgumentError(f"{field} of the communicator is {given}, but the model's is {needed}")
-    exchange = Exchange(communicator, capacity="distinct")
-    blocks, device = _blocks(model), exchange.device
-    for name, block in blocks.items():
-        for weight, parameter in block.experts.named_parameters():
-            if parameter.device != device:
-                given = f"memory of {parameter.device}"
-                raise refuse(f"{name}.experts.{weight}", f"memory of {device}", given)
-    first = plan.first_expert(communicator.rank)
-    here = slice(first, first + plan.local_experts)
-    # All before one is replaced: without memory for them the model stays as it was.
-    parts = [_part(exchange, block.experts, here) for block in blocks.values()]
-    for block, part in zip(blocks.values(), parts, strict=True):
-        block.experts = part
-    return communicator
 
+    def __init__(self, registration: Registration, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        self.registration = registration
+        #: To ask whether they require gradients: of the module, as a parameter can be replaced.
+        self._experts = experts
+        #: That of the last pass, and its capacity.
+        self._kept: tuple[Exchange, int | str] | None = None
 
-def _part(exchange: Exchange, experts: Any, here: slice) -> Experts:
-    """Copies the weights of the experts ``here``, which transformers has transposed."""
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the sums of the experts' outputs times their weights, bfloat16 ``[tokens, hidden]``.
+        Collective, and so is the backward pass.
 
-    def copy(weight: Tensor) -> Tensor:
-        return weight.detach()[here].clone().transpose(1, 2)
+        ``hidden_states``: bfloat16 ``[tokens, hidden]``; ``top_k_index``: int32 or int64 ``[tokens, top_k]``,
+        global; ``top_k_weights``: of that shape and any floating-point type, float32 on the way.
 
-    return Experts(exchange, copy(experts.gate_up_proj), copy(experts.down_proj))
+        Raises :class:`ferry_ep.TensorError` for tokens of another type, or too many, and the exceptions of
+        :meth:`Registration.communicator`.
+        """
+        if hidden_states.dtype != torch.bfloat16:
+            raise refuse("hidden_states", str(torch.bfloat16), str(hidden_states.dtype))
+        tokens = hidden_states.shape[0]
+        given = hidden_states, top_k_weights.float()
+        if self.tp_mesh.size() > 1:
+            given = tuple(_Split.apply(of, self.tp_mesh) for of in given)
+            top_k_index = _slice_of(top_k_index, self.tp_mesh)
+        x, weights = (of.contiguous() for of in given)
+        sums = self._round(x, top_k_index.contiguous(), weights, tokens, top_k_weights.dtype)
+        return _Gather.apply(sums, tokens, self.tp_mesh) if self.tp_mesh.size() > 1 else sums
 
-
-def _blocks(model: nn.Module) -> dict[str, Any]:
-    """Returns the blocks of a model with experts by their names."""
-    version = transformers.__version__
-    known = f"known are {' and '.join(_BLOCKS)} of transformers {KNOWN_VERSION}"
-    found = {name: module for name, module in model.named_modules() if hasattr(module, "experts")}
-    if not found:
-        raise ArgumentError(
-            f"model is {type(model).__name__} of transformers {version}, without a block of experts; {known}"
+    def _round(
+        self, x: Tensor, ids: Tensor, weights: Tensor, tokens: int, weight_type: torch.dtype
+    ) -> Tensor:
+        """Makes a round with this rank's slice of ``tokens``."""
+        has_gradients = torch.is_grad_enabled() and (
+            x.requires_grad
+            or weights.requires_grad
+            or any(of.requires_grad for of in self._experts.parameters())
         )
-    for name, block in found.items():
-        unknown = _unknown(block)
-        if version.split(".")[0] != KNOWN_VERSION:
-            unknown = "a version that is not known"
-        if unknown is not None:
-            kind = type(block).__name__
-            raise ArgumentError(f"{name} is {kind} of transformers {version}, {unknown}; {known}")
-    return found
-
-
-def _unknown(block: Any) -> str | None:
-    """Returns in what a block differs from those that are known."""
-    classes = _BLOCKS.get(type(block).__name__)
-    if classes is None or not type(block).__module__.startswith("transformers."):
-        return "which is not known"
-    if isinstance(block.experts, Experts):
-        return "whose experts are divided between ranks already"
-    given = type(getattr(block, "gate", None)).__name__, type(block.experts).__name__
-    if given != classes:
-        return f"whose router and experts are {' and '.join(given)}, not {' and '.join(classes)}"
-    for option, known in _OPTIONS.items():
-        value = getattr(block.experts, option, known)
-        if value != known:
-            return f"whose experts have {option} = {value}, not {known}"
-    arguments = list(inspect.signature(block.experts.forward).parameters)
-    if arguments != _ARGUMENTS:
-        return f"whose experts take {arguments}, not {_ARGUMENTS}"
-    activation = type(block.experts.act_fn).__name__
-    if activation not in ("SiLU", "SiLUActivation"):
-        return f"whose experts have the activation {activation}, not SiLU"
-    return None
-
-
-def _sizes(name: str, block: Any) -> dict[str, Any]:
-    """Returns the sizes of a block, as fields of a configuration."""
-    gates_and_ups, downs = block.experts.gate_up_proj, block.experts.down_proj
-    for field, weight in (("gate_up_proj", gates_and_ups), ("down_proj", downs)):
-        if weight.dtype != torch.bfloat16:
-            raise ArgumentError(
-                f"{name}.experts.{field} is {weight.dtype}, but rows are BF16: model.to(torch.bfloat16)"
-            )
-    experts, hidden, intermediate = downs.shape
-    if tuple(gates_and_ups.shape) != (experts, 2 * intermediate, hidden):
-        raise ArgumentError(
-            f"{name}.experts.gate_up_proj has the shape {list(gates_and_ups.shape)}, but down_proj has "
-            f"{list(downs.shape)}"
+        communicator = self.registration.communicator(
+            self.ep_mesh,
+            x,
+            has_gradients=has_gradients,
+            experts=self.num_local_experts * self.ep_mesh.size(),
+            top_k=ids.shape[1],
+            hidden=x.shape[1],
         )
-    return {"experts": experts, "top_k": block.gate.top_k, "hidden": hidden}
+        # Slices of one batch: each of its tokens comes once at most.
+        capacity = tokens if self.shares_batch else "max"
+        if has_gradients:
+            exchange = RowExchange(communicator, capacity=capacity)
+            received = exchange.dispatch(x, ids, weights)
+            return exchange.combine(self._evaluate(received, weight_type), received)
+        exchange = self._exchange_of(communicator, capacity)
+        received = exchange.dispatch(x, ids, weights)
+        return exchange.combine(self._evaluate(received, weight_type), x.shape[0])
+
+    def _exchange_of(self, communicator: Communicator, capacity: int | str) -> Exchange:
+        """Returns the exchange of the last pass, if that had the same capacity."""
+        if self._kept is None or self._kept[0].communicator is not communicator or self._kept[1] != capacity:
+            self._kept = Exchange(communicator, capacity=capacity), capacity
+        return self._kept[0]
+
+    def _evaluate(self, received: Any, weight_type: torch.dtype) -> Tensor:
+        """Returns the sums of this rank's experts for each row."""
+        rows, ids, weights = received.tokens, received.ids, received.weights
+        capacity = rows.shape[0]
+        if not self.shares_batch and not _is_captured(rows):
+            # One row without a token keeps the backward pass whole where none came.
+            came = max(1, int((ids >= 0).any(dim=1).sum()))
+            rows, ids, weights = rows[:came], ids[:came], weights[:came]
+        is_absent = ids < 0
+        # As transformers marks the experts of other ranks.
+        ids = ids.masked_fill(is_absent, self.num_local_experts)
+        weights = weights.masked_fill(is_absent, 0.0).to(weight_type)
+        sums = self.experts_forward(rows, ids, weights).to(torch.bfloat16)
+        return nn.functional.pad(sums, (0, 0, 0, capacity - sums.shape[0]))
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _require(communicator: Any, config: Config, ep_mesh: Any) -> None:
+    """Checks the communicator that ``connect`` has returned."""
+    if not isinstance(communicator, Communicator):
+        raise ArgumentError(f"connect returned {communicator!r}, but it is a ferry_ep.Communicator")
+    given = {"rank": communicator.rank, "ranks": communicator.plan.ranks}
+    wanted = {"rank": ep_mesh.get_local_rank(), "ranks": ep_mesh.size()}
+    for field in _OWN:
+        given[field], wanted[field] = getattr(communicator.plan.config, field), getattr(config, field)
+    for field, value in given.items():
+        if value != wanted[field]:
+            raise ArgumentError(f"{field} of connect's communicator is {value}, not {wanted[field]}")
+
+
+def _slice_of(batch: Tensor, mesh: Any) -> Tensor:
+    """Returns this rank's slice of a batch: as many rows on each rank, rounded up, fewer on the last ones."""
+    rows = -(-batch.shape[0] // mesh.size())
+    return batch[mesh.get_local_rank() * rows :][:rows]
+
+
+def _gathered(part: Tensor, tokens: int, mesh: Any) -> Tensor:
+    """Returns the batch of ``tokens`` rows of which each rank gives its slice. Collective."""
+    rows = -(-tokens // mesh.size())
+    padded = nn.functional.pad(part, (0, 0, 0, rows - part.shape[0])).contiguous()
+    whole = part.new_empty(rows * mesh.size(), part.shape[1])
+    distributed.all_gather_into_tensor(whole, padded, group=mesh.get_group())
+    return whole[:tokens]
+
+
+class _Split(torch.autograd.Function):
+    """Slices a batch that all ranks of a mesh hold; gathers the gradients of the slices."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: Tensor, mesh: Any) -> Tensor:
+        ctx.tokens, ctx.mesh = batch.shape[0], mesh
+        return _slice_of(batch, mesh).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> Any:
+        return _gathered(gradients, ctx.tokens, ctx.mesh), None
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers slices to a batch; slices its gradient, which all ranks of the mesh have."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, tokens: int, mesh: Any) -> Tensor:
+        ctx.mesh = mesh
+        return _gathered(part, tokens, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> Any:
+        return _slice_of(gradients, ctx.mesh).contiguous(), None, None
