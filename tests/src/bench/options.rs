@@ -47,11 +47,11 @@ pub enum FormatChoice {
 /// Values of a switch that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
-    /// On
+    /// The switch on
     Yes,
-    /// Off
+    /// The switch off
     No,
-    /// Both, in turn
+    /// Both, one after the other
     Both,
 }
 

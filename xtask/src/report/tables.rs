@@ -19,8 +19,9 @@ pub(super) fn write_kernels(text: &mut String, results: &Results, gpus: Gpus) ->
     }
     writeln!(
         text,
-        "\nKernels for all shapes (the default) and those compiled for the shape, with the L2 cache warm and\n\
-         flushed: median / 99th percentile. The last column has the host's medians for FP8 dispatch, combine.\n"
+        "\nKernels for all shapes (the default) and those compiled for the shape, with the L2 cache warm\n\
+         and flushed: median / 99th percentile. The last column has the host's medians for FP8 dispatch,\n\
+         combine.\n"
     )?;
     writeln!(
         text,
