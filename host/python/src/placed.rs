@@ -138,7 +138,10 @@ impl<T> Given<'_, T> {
         if outputs.is_err() {
             // With another number of them, one may have been read as another.
             count = 0;
-            let Ok(_) = plan.each_output(|_| Ok::<_, Infallible>(count += 1));
+            let Ok(_) = plan.each_output(|_| {
+                count += 1;
+                Ok::<_, Infallible>(())
+            });
         }
         if given != count {
             let text = format!("{given} outputs were given, and there are {count}");
