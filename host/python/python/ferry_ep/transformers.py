@@ -69,7 +69,8 @@ class Registration:
                 raise OrderError(
                     "a graph is captured, but the first pass makes communicators: make one before"
                 )
-            config = Config(receive="compact", combine_weights=has_gradients, **sizes, **self._wanted)
+            given: dict[str, Any] = sizes | self._wanted
+            config = Config(receive="compact", combine_weights=has_gradients, **given)
             found = self._connect(config, ep_mesh)
             _require(found, config, ep_mesh)
             self._communicators[key] = found
@@ -194,9 +195,9 @@ class FerryEP(EPImplementation):
         # Slices of one batch: each of its tokens comes once at most.
         capacity = tokens if self.shares_batch else "max"
         if has_gradients:
-            exchange = RowExchange(communicator, capacity=capacity)
-            received = exchange.dispatch(x, ids, weights)
-            return exchange.combine(self._evaluate(received, weight_type), received)
+            rows = RowExchange(communicator, capacity=capacity)
+            answered = rows.dispatch(x, ids, weights)
+            return rows.combine(self._evaluate(answered, weight_type), answered)
         exchange = self._exchange_of(communicator, capacity)
         received = exchange.dispatch(x, ids, weights)
         return exchange.combine(self._evaluate(received, weight_type), x.shape[0])
