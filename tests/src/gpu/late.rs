@@ -102,34 +102,32 @@ fn eager(suite: &mut Suite<'_>) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Captures a round under one deadline, and sets another for later calls.
-fn captured(
+/// Runs a test on graphs of a round that are captured under one deadline, while later calls have another.
+/// Skipped where there are no graphs.
+fn on_graphs(
     suite: &Suite<'_>,
     session: &mut Session,
     [graphs, later]: [Duration; 2],
-) -> Result<Option<Graphs>> {
+    test: impl FnOnce(&mut Session, &mut Graphs) -> Result<()>,
+) -> Result<Outcome> {
     session.set_deadlines(|| graphs)?;
     let graphs = Graphs::capture(suite.group(), session, |session, index| {
         session.launch(index, Turn::RETURNED)
     })?;
     session.set_deadlines(|| later)?;
-    Ok(graphs)
+    let Some(mut graphs) = graphs else {
+        return Ok(Outcome::Skipped("only CUDA has graphs".into()));
+    };
+    test(session, &mut graphs)?;
+    Ok(Outcome::Passed)
 }
-
-const NO_GRAPHS: &str = "only CUDA has graphs";
 
 fn within(suite: &mut Suite<'_>) -> Result<Outcome> {
     let times = Times::of(suite);
     let (problem, mut session) = prepared(suite, times)?;
-    let result = captured(suite, &mut session, [times.call, times.plan]);
-    let result = result.and_then(|graphs| {
-        let Some(mut graphs) = graphs else {
-            return Ok(Outcome::Skipped(NO_GRAPHS.into()));
-        };
-        round(&mut session, &problem, times, |_, index| {
-            graphs.launch(index)
-        })?;
-        Ok(Outcome::Passed)
+    let deadlines = [times.call, times.plan];
+    let result = on_graphs(suite, &mut session, deadlines, |session, graphs| {
+        round(session, &problem, times, |_, index| graphs.launch(index))
     });
     suite.conclude(session, result)
 }
@@ -137,14 +135,10 @@ fn within(suite: &mut Suite<'_>) -> Result<Outcome> {
 fn beyond(suite: &mut Suite<'_>) -> Result<Outcome> {
     let times = Times::of(suite);
     let (problem, mut session) = prepared(suite, times)?;
-    let result = captured(suite, &mut session, [times.plan, times.call]);
-    let result = result.and_then(|graphs| {
-        let Some(mut graphs) = graphs else {
-            return Ok(Outcome::Skipped(NO_GRAPHS.into()));
-        };
+    let (deadlines, last) = ([times.plan, times.call], suite.ranks() - 1);
+    let result = on_graphs(suite, &mut session, deadlines, |session, graphs| {
         session.upload(0, &problem)?;
-        told(&session, &mut graphs, (suite.ranks() - 1, times))?;
-        Ok(Outcome::Passed)
+        told(session, graphs, (last, times))
     });
     // Not closed: that is collective, and the ranks gave up. The windows stay.
     drop(session);
