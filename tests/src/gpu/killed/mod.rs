@@ -140,8 +140,8 @@ fn network_of(args: &KilledArgs, ranks: usize, gpus: usize) -> Result<Option<Net
         "--group {}: --network is for nvshmem",
         args.group.name()
     );
-    // NVSHMEM's channel is in a process's own memory: the kernel of one that is killed meets an illegal
-    // address, for which MPS ends the kernels of all its clients.
+    // Seen under MPS: survivors' kernels end with an illegal address, probably that of NVSHMEM's channel in
+    // the memory of the process that was killed.
     ensure!(
         ranks <= gpus,
         "--network needs a GPU for each of the {ranks} ranks, and {gpus} were found: under MPS the \
