@@ -1,5 +1,7 @@
 //! `ferry-tests doctor`: the links between all ranks of a group, as tables or as JSON.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail, ensure};
 use ferry::Link;
 use serde_json::{Value, json};
@@ -36,9 +38,9 @@ pub struct DoctorArgs {
     /// Way that ranks have GPUs, and processes meet.
     #[command(flatten)]
     pub group_args: GroupArgs,
-    /// PTX in place of the embedded one: of one rank, it stands in for a bad peer.
-    #[command(flatten)]
-    files: KernelFiles,
+    /// PTX of Ferry's kernels in place of the embedded one: of one rank, it stands in for a bad peer
+    #[arg(long, value_name = "FILE")]
+    kernels: Option<PathBuf>,
 }
 
 impl DoctorArgs {
@@ -64,7 +66,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ranks: args.ranks(gpus())?,
         seed: args.seed,
         args: args.group_args.clone(),
-        files: args.files.clone(),
+        files: KernelFiles {
+            kernels: args.kernels.clone(),
+            ..KernelFiles::default()
+        },
     })?;
     ensure!(open.group.ranks() > 1, "no link to check: there is 1 rank");
     let (mut tests, mut bad) = (0, 0);

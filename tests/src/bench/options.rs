@@ -138,8 +138,13 @@ pub struct BenchArgs {
     /// every token), or groups:CHOSEN/GROUPS (each token's experts are of so many of the groups, as 4/8)
     #[arg(long, default_value = "uniform")]
     pub routing: RoutingChoice,
-    /// Let the last rank begin each timed call so much later than the others, in microseconds; not pairs
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    /// Let the last rank begin each timed call so many microseconds, at most 500, after the others; not pairs
+    #[arg(
+        long,
+        value_name = "MICROSECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=500)
+    )]
     pub late_us: u32,
     /// Combine modes
     #[arg(long, value_enum, default_value = "both")]

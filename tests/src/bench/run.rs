@@ -357,7 +357,8 @@ fn measure(
         };
         records.push(fused(&mut bench, args, repeats)?);
     }
-    if args.wants(Part::Pair) {
+    // Nobody is late in pairs.
+    if args.wants(Part::Pair) && args.late_us == 0 {
         let pair = bench.pair(args.iterations)?;
         for record in &mut records {
             (record.pair_us, record.pair_p99_us) = (Some(pair.median), Some(pair.p99));

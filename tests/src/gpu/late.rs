@@ -162,6 +162,9 @@ fn told(session: &Session, graphs: &mut Graphs, (last, times): (usize, Times)) -
         }
     }
     let waited = start.elapsed();
-    ensure!(waited < times.late, "the faults came after {waited:?}");
+    ensure!(
+        (times.plan..times.late).contains(&waited),
+        "the faults came after {waited:?}"
+    );
     Ok(())
 }

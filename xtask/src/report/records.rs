@@ -122,6 +122,12 @@ struct RoundLine {
     specialised: bool,
     #[serde(default)]
     late_us: u32,
+    /// Older records lack these three.
+    plan_tokens: Option<usize>,
+    #[serde(default = "one")]
+    alignment: usize,
+    #[serde(default)]
+    pass_through: bool,
     dispatch: PhaseLine,
     combine: PhaseLine,
     pair_us: Option<f64>,
@@ -150,10 +156,13 @@ impl RoundLine {
         }
     }
 
-    /// Whether the round has the sizes that the template names.
+    /// Whether the round has the sizes that the template names, and nothing that no table says.
     fn is_shown(&self) -> bool {
         let sizes = [self.hidden, self.top_k, self.experts];
-        sizes == [7168, 8, 256] && self.group == "local"
+        let is_plain = self.alignment == 1
+            && !self.pass_through
+            && self.plan_tokens.is_none_or(|tokens| tokens == self.tokens);
+        sizes == [7168, 8, 256] && self.group == "local" && is_plain
     }
 
     fn kind(&self) -> Kind {

@@ -68,7 +68,9 @@ pub(super) fn write_kernels(text: &mut String, results: &Results, gpus: Gpus) ->
 
 /// Other routings, layouts and modes, if the record has any, below the usual rounds.
 pub(super) fn write_kinds(text: &mut String, results: &Results, gpus: Gpus) -> Result {
-    let warm = results.keys(gpus).filter(|key| !key.flushed);
+    let warm = results
+        .keys(gpus)
+        .filter(|key| !key.flushed && key.specialised && key.max_sms.is_none());
     let mut kinds: BTreeSet<(&Kind, &str)> =
         warm.map(|key| (&key.kind, key.format.as_str())).collect();
     let usual = Kind::usual();

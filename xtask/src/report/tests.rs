@@ -213,7 +213,7 @@ fn the_newest_times_of_fused_silu_are_shown() {
     );
 }
 
-/// The page says which sizes it is about.
+/// The page says which sizes it is about, and names no plan for more tokens, alignment or encoded inputs.
 #[test]
 fn rounds_of_other_sizes_are_not_shown() {
     let line = round(2, "fp8", 1, 10.0);
@@ -221,6 +221,9 @@ fn rounds_of_other_sizes_are_not_shown() {
         ("\"hidden\":7168", "\"hidden\":2048"),
         ("\"top_k\":8", "\"top_k\":4"),
         ("\"experts\":256", "\"experts\":64"),
+        ("\"top_k\"", "\"plan_tokens\":4096,\"top_k\""),
+        ("\"top_k\"", "\"alignment\":128,\"top_k\""),
+        ("\"top_k\"", "\"pass_through\":true,\"top_k\""),
     ] {
         let both = line.clone() + &round(2, "fp8", 1, 30.0).replace(shown, other);
         let page = measured(&results(&[(NAME, both)]).unwrap());
