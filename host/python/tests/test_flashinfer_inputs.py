@@ -91,6 +91,18 @@ def test_codes_that_do_not_fit_are_named_before_anything_is_sent():
     refused(ferry.TensorError, r"tensor x: wanted shape \[2, 256\], given \[2, 128\]", codes[:, :128], scales)
     refused(ferry.TensorError, r"x_scales: wanted shape \[2, 8\], given \[2, 4\]", codes, scales[:, :4])
     assert comm.exchange.communicator.round == "idle"
+    with pytest.raises(
+        ferry.ArgumentError, match=r"params\.invalid_expert_id is 2147483648, but ids are int32"
+    ):
+        meeting.communication(0, invalid_expert_id=2**31)
+
+
+def test_scales_in_bytes_with_gaps_are_named():
+    comm = rig.Meeting(ranks=1).communication(0, hidden_size=WIDE, dispatch_format=formats.DeepSeekFp8)
+    codes = torch.zeros(2, WIDE, dtype=torch.uint8)
+    scales = torch.zeros(2, WIDE // 32 + 1, dtype=torch.uint8)[:, :-1]
+    with pytest.raises(ferry.TensorError, match=r"hidden_states_scale: wanted rows of whole elements"):
+        comm.dispatch(codes, torch.zeros(2, 1, dtype=torch.int32), hidden_states_scale=scales)
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 33])
@@ -116,6 +128,8 @@ def test_statistics_of_all_ranks_are_gathered(meet, ranks):
             received = comm.dispatch(x, ids)
             assert received.eplb_gathered_stats is None
             comm.combine(torch.zeros_like(received.hidden_states))
+        with pytest.raises(ferry.TensorError, match=r"eplb_local_stats: wanted a tensor .*given list"):
+            comm.dispatch(x, ids, eplb_local_stats=[1])
         wrong = [torch.zeros(elements + 1, dtype=torch.int32), torch.zeros(elements)]
         for stats, words in zip(wrong, (rf"int32 \[{elements + 1}\]", "given float32"), strict=True):
             with pytest.raises(ferry.TensorError, match=rf"eplb_local_stats: wanted int32 .*{words}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import ferry_ep as ferry
 import pytest
@@ -174,11 +175,11 @@ def simulated(config, ep_mesh):
     return ferry.Communicator(group, ferry.Plan(group, config))
 
 
-def layer_of(mesh, dtype=torch.bfloat16, **options):
+def layer_of(mesh, dtype=torch.bfloat16, implementation="grouped_mm", **options):
     """Returns a layer of experts with Ferry on one rank, and its registration."""
     experts = importlib.import_module("transformers.models.mixtral.modeling_mixtral").MixtralExperts
     config = transformers.MixtralConfig(**(SIZES | FAMILIES["Mixtral"]))
-    config._experts_implementation = "grouped_mm"
+    config._experts_implementation = implementation
     torch.manual_seed(2)
     device = torch.device("cpu" if mesh.device_type == "cpu" else torch.cuda.current_device())
     made = experts(config).to(device, dtype)
@@ -241,7 +242,7 @@ def test_passes_that_do_not_fit_are_refused(mesh):
             ferry.TensorError, match=r"hidden_states: wanted torch.bfloat16, given torch.float32"
         ):
             layer(x.float(), ids, weights)
-        with pytest.raises(ferry.TensorError, match=r"4 tokens given, .* max_tokens_per_rank = 3"):
+        with pytest.raises(ferry.TensorError, match=r"hidden_states: wanted at most 3 tokens .*, given 4"):
             layer(x, ids, weights)
         wanted = experts(x[:3], ids[:3], weights[:3])
         assert torch.equal(layer(x[:3], ids[:3], weights[:3]), wanted)
@@ -249,6 +250,51 @@ def test_passes_that_do_not_fit_are_refused(mesh):
         registration.close()
         with pytest.raises(ferry.ClosedError, match="the registration was closed"):
             layer(x[:3], ids[:3], weights[:3])
+
+
+def test_all_ranks_of_a_batch_refuse_one_whose_longest_slice_does_not_fit(mesh):
+    layer, registration, experts = layer_of(mesh)
+    given = input_of(experts.down_proj.device, 1, tokens=7)
+    for rank in range(2):
+        # Of 7 tokens the last rank has 3.
+        layer.tp_mesh = SimpleNamespace(size=lambda: 2, get_local_rank=lambda rank=rank: rank)
+        with torch.no_grad(), pytest.raises(ferry.TensorError, match=r"at most 3 tokens .*, given 4"):
+            layer(*given)
+    assert registration.communicators == ()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+@pytest.mark.parametrize("shares_batch", [True, False])
+def test_experts_without_a_token_have_gradients_of_zeros(mesh, implementation, shares_batch):
+    layer, registration, experts = layer_of(mesh, implementation=implementation)
+    layer.shares_batch = shares_batch
+    x, ids, weights = input_of(experts.down_proj.device, 1)
+    with registration:
+        sums = layer(x.requires_grad_(), torch.full_like(ids, -1), weights)
+        sums.float().sum().backward()
+    assert not sums.any() and not x.grad.any()
+    for parameter in experts.parameters():
+        assert parameter.grad is not None and not parameter.grad.any()
+
+
+def test_a_registration_with_an_open_round_is_closed_once_it_was_given_up(mesh, monkeypatch):
+    layer, registration, experts = layer_of(mesh)
+    given = input_of(experts.down_proj.device, 1)
+
+    def failing(*_):
+        raise ZeroDivisionError
+
+    with torch.no_grad(), monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(layer, "experts_forward", failing)
+        layer(*given)
+    with pytest.raises(ferry.OrderError, match="close is out of order: a round is dispatched"):
+        registration.close()
+    (communicator,) = registration.communicators
+    communicator.give_up()
+    with torch.no_grad():
+        layer(*given)
+    registration.close()
+    assert registration.communicators == ()
 
 
 def test_options_and_communicators_that_do_not_fit_are_refused(mesh):

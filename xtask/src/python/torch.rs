@@ -94,7 +94,7 @@ fn make_environment(shell: &Shell, at: &Path) -> Result<()> {
     install(shell, &python, &linked.lines().collect::<Vec<_>>())?;
     let check = "
 from importlib.metadata import version
-import flashinfer.moe_ep, torch, transformers
+import accelerate, flashinfer.moe_ep, torch, transformers
 print(', '.join(f'{name} {version(name)}' for name in ('torch', 'transformers', 'flashinfer-python')))
 ";
     let versions = cmd!(shell, "{python} -c {check}").quiet().read()?;

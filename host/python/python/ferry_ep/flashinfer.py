@@ -125,6 +125,9 @@ class FerryCommunication(MoEEpCommunication):
     ``params.dispatch_format`` is what tokens come in: ``None`` or BF16, or DeepSeekFp8, MXFP8, NVFP4 or MXFP4
     with their scales, which pass through. Answers are BF16 in any case.
 
+    If an exception comes between a dispatch and its combine, all ranks call
+    ``exchange.communicator.give_up()``, before the next dispatch and before FlashInfer's layer is destroyed.
+
     Buffers are allocated once, for each type of ids: what :meth:`dispatch` returns is valid until the next
     one. The pair can be captured in a graph of CUDA after an eager one; destroy the graphs before
     :meth:`destroy`.
@@ -147,6 +150,8 @@ class FerryCommunication(MoEEpCommunication):
             raise NotImplementedError(
                 f"params.dispatch_format is {form}, but Ferry carries {', '.join(_FORMATS)}"
             )
+        if not -(2**31) <= params.invalid_expert_id < 2**31:
+            raise ArgumentError(f"params.invalid_expert_id is {params.invalid_expert_id}, but ids are int32")
         statistics = whole("eplb_stats_num_experts", config.eplb_stats_num_experts)
         plan = Config(
             experts=params.num_experts,
@@ -230,7 +235,8 @@ class FerryCommunication(MoEEpCommunication):
         of one byte, in 4-bit formats ``[tokens, hidden / 2]``. ``hidden_states_scale``: the scales of codes,
         a row for each token, in bytes of any type or, of DeepSeekFp8, float32. What arrives has the types
         that were given. ``topk_ids``: int32 or int64 ``[tokens, top_k]``, global, -1 or
-        ``invalid_expert_id`` for none; ``topk_weights``: float32 of that shape.
+        ``invalid_expert_id`` for none; they arrive as int32, which kernels take. ``topk_weights``: float32 of
+        that shape.
         ``runtime_max_tokens_per_rank``, before 0.7.4 ``max_tokens_per_rank``, has no effect, as shapes are
         static.
         ``eplb_local_stats``: int32 ``[config.eplb_stats_num_experts]``, not negative, given by all ranks or
@@ -240,6 +246,8 @@ class FerryCommunication(MoEEpCommunication):
         """
         communicator = self.exchange.communicator
         if eplb_local_stats is not None:
+            if not isinstance(eplb_local_stats, Tensor):
+                raise refuse("eplb_local_stats", "a tensor of int32", type(eplb_local_stats).__name__)
             if self._statistics is None:
                 raise ArgumentError(
                     f"eplb_local_stats has shape {list(eplb_local_stats.shape)}, but "
@@ -258,7 +266,8 @@ class FerryCommunication(MoEEpCommunication):
         gathered = None
         if self._statistics is not None and eplb_local_stats is not None:
             gathered = self._statistics.gather(eplb_local_stats)
-        ids = torch.where(out.ids < 0, self.params.invalid_expert_id, out.ids + self._first)
+        local = out.ids.to(torch.int32)
+        ids = torch.where(local < 0, self.params.invalid_expert_id, local + self._first)
         return MoEEpDispatchResult(
             hidden_states=out.tokens.view(hidden_states.dtype),
             hidden_states_scale=scales,
@@ -283,7 +292,12 @@ class FerryCommunication(MoEEpCommunication):
             kinds = "bytes or float32" if has_floats else "bytes"
             raise refuse("hidden_states_scale", f"{kinds} ({self._form})", str(scales.dtype))
         codes = torch.uint8 if self._form in ("NVFP4", "MXFP4") else torch.float8_e4m3fn
-        return tokens.view(codes), scales.view(torch.float32 if has_floats else torch.uint8)
+        wanted = torch.float32 if has_floats else torch.uint8
+        try:
+            return tokens.view(codes), scales.view(wanted)
+        except RuntimeError as error:
+            given = f"strides {list(scales.stride())}, {scales.dtype}"
+            raise refuse("hidden_states_scale", f"rows of whole elements of {wanted}", given) from error
 
     def get_combine_input_buffer(self, dtype: torch.dtype) -> Tensor:
         """Returns BF16 ``[ep_size * max_tokens_per_rank, hidden]`` for the answers, the same in each call. It

@@ -39,6 +39,8 @@ class Registration:
 
     def __init__(self, wanted: dict[str, Any], share_gpus: bool, connect: Any) -> None:
         self._wanted = wanted
+        #: Most tokens that a rank brings to a layer.
+        self.max_tokens_per_rank: int = wanted["max_tokens_per_rank"]
         self._share_gpus = share_gpus
         self._connect = self._connect_node if connect is None else connect
         self._communicators: dict[tuple[Any, ...], Communicator] = {}
@@ -47,8 +49,8 @@ class Registration:
 
     @property
     def communicators(self) -> tuple[Communicator, ...]:
-        """Communicators that passes have made so far, to ``check`` them or to ``give_up`` a round that an
-        exception has left open.
+        """Communicators that passes have made so far, to ``check`` them. If an exception has left a round
+        open, all ranks ``give_up`` those whose ``round`` is not ``"idle"``.
         """
         return tuple(self._communicators.values())
 
@@ -86,7 +88,12 @@ class Registration:
     def close(self) -> None:
         """Closes the communicators and groups that passes have made, but not those of ``connect``.
         Collective; a second call does nothing. Synchronizes. Destroy graphs before.
+
+        Raises :class:`ferry_ep.OrderError` while a round is open, and closes nothing.
         """
+        for each in self.communicators:
+            if not each.closed and each.round != "idle":
+                raise OrderError(f"close is out of order: a round is {each.round}; give_up comes before")
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Registration:
@@ -167,6 +174,12 @@ class FerryEP(EPImplementation):
         if hidden_states.dtype != torch.bfloat16:
             raise refuse("hidden_states", str(torch.bfloat16), str(hidden_states.dtype))
         tokens = hidden_states.shape[0]
+        # Of the longest slice, which all ranks of the batch know: they refuse it alike.
+        slice_, most = -(-tokens // self.tp_mesh.size()), self.registration.max_tokens_per_rank
+        if slice_ > most:
+            raise refuse(
+                "hidden_states", f"at most {most} tokens on a rank (max_tokens_per_rank)", str(slice_)
+            )
         given = hidden_states, top_k_weights.float()
         if self.tp_mesh.size() > 1:
             given = tuple(_Split.apply(of, self.tp_mesh) for of in given)
@@ -197,7 +210,7 @@ class FerryEP(EPImplementation):
         if has_gradients:
             rows = RowExchange(communicator, capacity=capacity)
             answered = rows.dispatch(x, ids, weights)
-            return rows.combine(self._evaluate(answered, weight_type), answered)
+            return rows.combine(self._evaluate(answered, weight_type, is_trained=True), answered)
         exchange = self._exchange_of(communicator, capacity)
         received = exchange.dispatch(x, ids, weights)
         return exchange.combine(self._evaluate(received, weight_type), x.shape[0])
@@ -208,20 +221,34 @@ class FerryEP(EPImplementation):
             self._kept = Exchange(communicator, capacity=capacity), capacity
         return self._kept[0]
 
-    def _evaluate(self, received: Any, weight_type: torch.dtype) -> Tensor:
-        """Returns the sums of this rank's experts for each row."""
+    def _evaluate(self, received: Any, weight_type: torch.dtype, *, is_trained: bool = False) -> Tensor:
+        """Returns the sums of this rank's experts for each row. ``is_trained``: whether all parameters are to
+        have gradients, also where no row came.
+        """
         rows, ids, weights = received.tokens, received.ids, received.weights
         capacity = rows.shape[0]
         if not self.shares_batch and not _is_captured(rows):
-            # One row without a token keeps the backward pass whole where none came.
             came = max(1, int((ids >= 0).any(dim=1).sum()))
             rows, ids, weights = rows[:came], ids[:came], weights[:came]
+        if is_trained and rows.shape[0]:
+            rows, ids, weights = _with_one(rows, ids, weights)
         is_absent = ids < 0
         # As transformers marks the experts of other ranks.
         ids = ids.masked_fill(is_absent, self.num_local_experts)
         weights = weights.masked_fill(is_absent, 0.0).to(weight_type)
         sums = self.experts_forward(rows, ids, weights).to(torch.bfloat16)
         return nn.functional.pad(sums, (0, 0, 0, capacity - sums.shape[0]))
+
+
+def _with_one(rows: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gives the first row, of zeros, to the first expert with weight 0 if no row has an expert here. Else
+    parameters would have no gradient, and a reduction of them over copies of the layer would not be made.
+    """
+    is_first = torch.zeros_like(ids, dtype=torch.bool)
+    is_first[0, 0] = True
+    is_given = is_first & (ids < 0).all()
+    rows = rows.masked_fill(is_given.any(dim=1, keepdim=True), 0.0)
+    return rows, ids.masked_fill(is_given, 0), weights.masked_fill(is_given, 0.0)
 
 
 def _is_captured(tensor: Tensor) -> bool:
@@ -253,7 +280,8 @@ def _gathered(part: Tensor, tokens: int, mesh: Any) -> Tensor:
     padded = nn.functional.pad(part, (0, 0, 0, rows - part.shape[0])).contiguous()
     whole = part.new_empty(rows * mesh.size(), part.shape[1])
     distributed.all_gather_into_tensor(whole, padded, group=mesh.get_group())
-    return whole[:tokens]
+    # A view that a Function returns could not be changed in place.
+    return whole if whole.shape[0] == tokens else whole[:tokens].clone()
 
 
 class _Split(torch.autograd.Function):
